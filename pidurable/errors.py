@@ -1,0 +1,636 @@
+"""Every error of pidurable, in one tree, grouped by what the caller does next.
+
+::
+
+    PidurableError
+    ├── fix the call
+    │   ├── DefinitionError (TypeError)          a task definition is not well formed
+    │   ├── ExtensionError (ValueError)          an extension or tool cannot be installed
+    │   ├── NotJsonError (ValueError)            a value cannot be stored; the path says which
+    │   ├── InvalidArgumentError (ValueError)    an argument of a call is outside its bounds
+    │   ├── NotFoundError (LookupError)          a conversation, entry or document does not exist
+    │   │   └── UnknownTaskError                 a task does not exist
+    │   ├── UnknownDefinitionError (LookupError) a task kind is not installed
+    │   ├── RequestIdConflictError (ValueError)  a request id was used for other content
+    │   ├── WaitCycleError (ValueError)          a wait could never end
+    │   ├── OwnerEndedError, TaskEndedError, InvocationEndedError
+    │   ├── NestedCommitError, TransactionClosedError
+    │   ├── NoResultError, OwnedTooDeepError
+    │   ├── DocumentTooLargeError, MemoTooLargeError, TooManyMemosError
+    │   └── MissingExtraError (ImportError)      an optional dependency is not installed
+    ├── expected, decide
+    │   ├── UnansweredError, OutcomeUnknownError, AbortRequestedError
+    │   ├── ConversationBusyError, ConversationFullError, SignalRefusedError
+    │   └── ResultUnreadableError, ModelError
+    ├── try again, or wait
+    │   ├── WaitTimeoutError (trio.TooSlowError)
+    │   ├── StorageRefusedError, StorageHeldError
+    │   └── CommitBodyTimeoutError
+    ├── reopen
+    │   └── SessionPoisonedError, HolderLostError, SessionClosedError
+    ├── call an operator
+    │   ├── StorageCorruptError, StorageTooNewError, NotAStoreError, StorageAccessError
+    │   └── DocumentTooNewError, MigrationError
+    └── report a bug
+        └── InternalError
+
+Facts are fields, so no program has to parse a message. Fields are positional, so that every error
+can be pickled and copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import trio
+
+__all__ = [
+    "AbortRequestedError",
+    "CommitBodyTimeoutError",
+    "ConversationBusyError",
+    "ConversationFullError",
+    "DefinitionError",
+    "DocumentTooLargeError",
+    "DocumentTooNewError",
+    "ExtensionError",
+    "HolderLostError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvocationEndedError",
+    "MemoTooLargeError",
+    "MigrationError",
+    "MissingExtraError",
+    "ModelError",
+    "NestedCommitError",
+    "NoResultError",
+    "NotAStoreError",
+    "NotFoundError",
+    "NotJsonError",
+    "OutcomeUnknownError",
+    "OwnedTooDeepError",
+    "OwnerEndedError",
+    "PidurableError",
+    "RequestIdConflictError",
+    "ResultUnreadableError",
+    "SessionClosedError",
+    "SessionPoisonedError",
+    "SignalRefusedError",
+    "StorageAccessError",
+    "StorageCorruptError",
+    "StorageHeldError",
+    "StorageRefusedError",
+    "StorageTooNewError",
+    "TaskEndedError",
+    "TooManyMemosError",
+    "TransactionClosedError",
+    "UnansweredError",
+    "UnknownDefinitionError",
+    "UnknownTaskError",
+    "WaitCycleError",
+    "WaitTimeoutError",
+    "check",
+]
+
+
+def show(value: object, *, length: int = 200) -> str:
+    """Render a value for a message: its repr, cut at `length` characters, and never an error."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a repr of foreign code may raise anything
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+class PidurableError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+
+# --- fix the call -----------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class DefinitionError(PidurableError, TypeError):
+    """A task definition is not well formed. Nothing was installed; fix the class it names."""
+
+    definition: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.definition}: {self.problem}. {self.remedy}"
+
+
+@attrs.define(eq=False)
+class ExtensionError(PidurableError, ValueError):
+    """An extension cannot be installed or loaded. The registry is as it was."""
+
+    extension: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        tail = f" {self.remedy}" if self.remedy else ""
+        return f"extension {self.extension!r}: {self.problem}.{tail}"
+
+
+@attrs.define(eq=False)
+class NotJsonError(PidurableError, ValueError):
+    """A value is not strict JSON, or too deep or too large. Nothing was stored."""
+
+    path: str
+    problem: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        seen = f", got {self.value}" if self.value else ""
+        return f"{self.path}: {self.problem}{seen}"
+
+
+@attrs.define(eq=False)
+class InvalidArgumentError(PidurableError, ValueError):
+    """An argument is of the wrong type or outside its bounds. Nothing was done."""
+
+    argument: str
+    problem: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        seen = f", got {self.value}" if self.value else ""
+        return f"{self.argument}: {self.problem}{seen}"
+
+
+@attrs.define(eq=False)
+class NotFoundError(PidurableError, LookupError):
+    """This session has no such thing (or it belongs to somebody else)."""
+
+    kind: str
+    id: int | str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        tail = f" {self.hint}" if self.hint else ""
+        return f"this session has no {self.kind} {self.id}.{tail}"
+
+
+@attrs.define(eq=False)
+class UnknownTaskError(NotFoundError):
+    """This session has no such task."""
+
+    kind: str = attrs.field(default="task", init=False)
+    id: int | str
+    hint: str = ""
+
+
+@attrs.define(eq=False)
+class UnknownDefinitionError(PidurableError, LookupError):
+    """No installed extension has this task kind. Install it, or correct the name."""
+
+    kind: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        near = f" Did you mean {self.nearest!r}?" if self.nearest else ""
+        return f"no installed extension defines the task kind {self.kind!r}.{near}"
+
+
+@attrs.define(eq=False)
+class RequestIdConflictError(PidurableError, ValueError):
+    """The request id was already used on this conversation for other content."""
+
+    request_id: str
+    submission: int
+
+    def __str__(self) -> str:
+        return (
+            f"request id {self.request_id!r} already names submission {self.submission} with other "
+            "content. Send new content under a new request id."
+        )
+
+
+@attrs.define(eq=False)
+class WaitCycleError(PidurableError, ValueError):
+    """A wait could never end, because what it waits for waits for it. It was not stored."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: this wait could never end. "
+            "Wait with a deadline or signals, or for something else."
+        )
+
+
+@attrs.define(eq=False)
+class OwnerEndedError(PidurableError):
+    """Work was to be created below a task that is ending or being aborted. Nothing was stored."""
+
+    owner: int
+    state: str
+
+    def __str__(self) -> str:
+        return f"task {self.owner} is {self.state}; it can own no new work"
+
+
+@attrs.define(eq=False)
+class TaskEndedError(PidurableError):
+    """The task has ended; what was to be done to it needs a live one."""
+
+    task: int
+    outcome: str
+
+    def __str__(self) -> str:
+        return f"task {self.task} has ended ({self.outcome})"
+
+
+@attrs.define(eq=False)
+class InvocationEndedError(PidurableError):
+    """A commit came after its task's step was decided. It was not stored."""
+
+    task: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"task {self.task}: this commit was refused, {self.why}"
+
+
+@attrs.define(eq=False)
+class NestedCommitError(PidurableError):
+    """A commit was started inside the body of another. Neither hangs; move it behind the first."""
+
+    def __str__(self) -> str:
+        return (
+            "a commit was started inside the body of another one. "
+            "Use the transaction at hand, or commit after the body has ended."
+        )
+
+
+@attrs.define(eq=False)
+class TransactionClosedError(PidurableError):
+    """A transaction or one of its drafts was used after its body had ended."""
+
+    what: str = "transaction"
+
+    def __str__(self) -> str:
+        return f"this {self.what} was used after its commit body ended. Open a new commit."
+
+
+@attrs.define(eq=False)
+class NoResultError(PidurableError):
+    """An outcome that is not completed has no result. Look at `.status`, `.error`, `.partial`."""
+
+    task: int
+    status: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        tail = f": {self.detail}" if self.detail else ""
+        return f"task {self.task} {self.status}, so there is no result{tail}"
+
+
+@attrs.define(eq=False)
+class OwnedTooDeepError(PidurableError):
+    """Conversations are owned too deeply below each other."""
+
+    depth_max: int
+
+    def __str__(self) -> str:
+        return (
+            f"a conversation may be owned at most {self.depth_max} levels deep "
+            "(setting owned_depth_max)"
+        )
+
+
+@attrs.define(eq=False)
+class DocumentTooLargeError(PidurableError):
+    """A document would exceed its size limit. Nothing was stored; split it or use entries."""
+
+    document: str
+    size_bytes: int
+    bytes_max: int
+
+    def __str__(self) -> str:
+        return (
+            f"document {self.document!r} would take {self.size_bytes} bytes, "
+            f"at most {self.bytes_max} are allowed"
+        )
+
+
+@attrs.define(eq=False)
+class MemoTooLargeError(PidurableError):
+    """A memo is too large. Keep large state in the checkpoint or a document."""
+
+    name: str
+    size_bytes: int
+    bytes_max: int
+
+    def __str__(self) -> str:
+        return (
+            f"memo {self.name!r} would take {self.size_bytes} bytes, "
+            f"at most {self.bytes_max} are allowed"
+        )
+
+
+@attrs.define(eq=False)
+class TooManyMemosError(PidurableError):
+    """The task has the most memos it may have."""
+
+    task: int
+    memos_max: int
+
+    def __str__(self) -> str:
+        return f"task {self.task} has {self.memos_max} memos already, the most allowed"
+
+
+@attrs.define(eq=False)
+class MissingExtraError(PidurableError, ImportError):
+    """An optional dependency is not installed."""
+
+    extra: str
+    needed_for: str
+
+    def __str__(self) -> str:
+        return f"{self.needed_for} needs an extra. Install it with: pip install 'pidurable[{self.extra}]'"
+
+
+# --- expected, decide -------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class UnansweredError(PidurableError):
+    """A submission ended without an answer. `reason` is one of the stable codes."""
+
+    submission: int
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        tail = f": {self.detail}" if self.detail else ""
+        return f"submission {self.submission} was not answered ({self.reason}){tail}"
+
+
+@attrs.define(eq=False)
+class OutcomeUnknownError(PidurableError):
+    """Raised by a tool whose other side died in mid-call: the effect may or may not have happened."""
+
+    detail: str = "the other side ended in the middle of the call"
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+@attrs.define(eq=False)
+class AbortRequestedError(PidurableError):
+    """The task is marked for abort; the commit was not stored. Return, and let `abort` run."""
+
+    task: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"task {self.task} is to be aborted ({self.reason}); this commit was not stored"
+
+
+@attrs.define(eq=False)
+class ConversationBusyError(PidurableError):
+    """A run is active in this conversation. Wait for it, or submit with another `when_busy`."""
+
+    conversation: int
+    run: int
+
+    def __str__(self) -> str:
+        return f"conversation {self.conversation} is busy with run {self.run}"
+
+
+@attrs.define(eq=False)
+class ConversationFullError(PidurableError):
+    """The queue of this conversation is full. Nothing was stored; try again after some are placed."""
+
+    conversation: int
+    queued_max: int
+
+    def __str__(self) -> str:
+        return f"conversation {self.conversation} has {self.queued_max} queued items, the most allowed"
+
+
+@attrs.define(eq=False)
+class SignalRefusedError(PidurableError):
+    """A signal is too large, or too many are unread. It was not stored."""
+
+    task: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"task {self.task}: {self.problem}"
+
+
+@attrs.define(eq=False)
+class ResultUnreadableError(PidurableError):
+    """A stored result cannot be read by today's class. Its JSON is on `.json`."""
+
+    task: int
+    problem: str
+    json: Any = None
+
+    def __str__(self) -> str:
+        return f"the stored result of task {self.task} cannot be read: {self.problem}"
+
+
+@attrs.define(eq=False)
+class ModelError(PidurableError):
+    """A model request failed. `kind` is retryable, overflow, auth or other."""
+
+    kind: str
+    detail: str
+    retry_after: float | None = None  # seconds
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+# --- try again, or wait -----------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class WaitTimeoutError(PidurableError, trio.TooSlowError):
+    """The time ran out. Nothing durable changed; waiting again is fine."""
+
+    what: str
+    timeout: float  # seconds
+
+    def __str__(self) -> str:
+        return f"{self.what} had not happened after {self.timeout:g} s"
+
+
+@attrs.define(eq=False)
+class StorageRefusedError(PidurableError):
+    """The storage refused the commit for certain (disk full, busy). Nothing of it was stored."""
+
+    store: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.store} refused the commit: {self.problem}. Nothing of it was stored."
+
+
+@attrs.define(eq=False)
+class StorageHeldError(PidurableError):
+    """Another process holds this store. Nothing was changed; opening again is safe."""
+
+    store: str
+    pid: int
+    host: str
+    heartbeat_age: float  # seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.store} is held by process {self.pid} on {self.host} (last heartbeat "
+            f"{self.heartbeat_age:.1f} s ago). Stop it, or open with takeover=True if it hangs."
+        )
+
+
+@attrs.define(eq=False)
+class CommitBodyTimeoutError(PidurableError):
+    """The body of a commit took too long and was cancelled. It was not stored."""
+
+    seconds: float
+    place: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {self.place}" if self.place else ""
+        return (
+            f"a commit body took longer than {self.seconds:g} s{where} and was cancelled. "
+            "Do slow work before the commit."
+        )
+
+
+# --- reopen -----------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class SessionPoisonedError(PidurableError):
+    """The session cannot tell what is stored and serves nothing more. Reopen the store."""
+
+    store: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"the session on {self.store} is unusable: {self.cause}. Close it and open it again."
+
+
+@attrs.define(eq=False)
+class HolderLostError(SessionPoisonedError):
+    """Another process took this store over. Nothing of this one can be stored any more."""
+
+    store: str
+    cause: str = attrs.field(init=False)
+    epoch: int = 0
+    current: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.cause = f"epoch {self.epoch} was replaced by {self.current}"
+
+
+@attrs.define(eq=False)
+class SessionClosedError(PidurableError):
+    """The session is closed or closing. Open the store again."""
+
+    store: str = "the session"
+
+    def __str__(self) -> str:
+        return f"{self.store} is closed"
+
+
+# --- call an operator -------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class StorageCorruptError(PidurableError):
+    """The file is damaged. Nothing was changed; restore a copy."""
+
+    store: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.store} is damaged: {self.problem}. It was not changed; restore a backup."
+
+
+@attrs.define(eq=False)
+class StorageTooNewError(PidurableError):
+    """The store was written by a newer version. Nothing was changed; upgrade this program."""
+
+    store: str
+    found: int
+    known: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.store} has schema {self.found}, this program knows up to {self.known}. "
+            "Upgrade pidurable."
+        )
+
+
+@attrs.define(eq=False)
+class NotAStoreError(PidurableError):
+    """The path does not hold a pidurable store. Nothing was changed."""
+
+    store: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.store} is not a pidurable store: {self.problem}"
+
+
+@attrs.define(eq=False)
+class StorageAccessError(PidurableError, OSError):
+    """The store cannot be opened or read at all (permissions, missing folder, disk)."""
+
+    store: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.store} cannot be opened: {self.problem}"
+
+
+@attrs.define(eq=False)
+class DocumentTooNewError(PidurableError):
+    """A document was written by a newer version of its class. It was not changed."""
+
+    document: str
+    found: int
+    known: int
+
+    def __str__(self) -> str:
+        return (
+            f"document {self.document!r} has version {self.found}, "
+            f"its class here is version {self.known}. Upgrade the extension."
+        )
+
+
+@attrs.define(eq=False)
+class MigrationError(PidurableError):
+    """Stored data could not be migrated. It was not changed."""
+
+    what: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.what} could not be migrated: {self.problem}"
+
+
+# --- report a bug -----------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class InternalError(PidurableError):
+    """An invariant of pidurable does not hold. This is a bug; the session is poisoned."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return f"internal error, please report it: {self.problem}"
+
+
+def check(condition: object, problem: str) -> None:
+    """Guard stored data: raise `InternalError` unless the condition holds, also under -O."""
+    if not condition:
+        raise InternalError(problem)

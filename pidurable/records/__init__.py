@@ -1,0 +1,1 @@
+"""Immutable records, their JSON codec, ids, limits and codes."""

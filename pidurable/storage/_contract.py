@@ -1,0 +1,373 @@
+"""The storage contract: what a backend keeps for one session, and what it promises.
+
+A backend is synchronous and knows nothing of trio. The session calls `apply` from one place at a
+time (a writer thread, or inline), and reads from other threads meanwhile. It promises:
+
+* `apply` stores all writes of a batch, in order, or none. When it returns, the batch survives the
+  death of the process, and with `flush=True` also a loss of power.
+* A read sees the batches whose `apply` made them durable, each whole, and never part of one.
+* `apply` compares the batch's epoch with the stored one in the same transaction; a holder that was
+  replaced gets `HolderLostError` and stores nothing.
+* It raises `StorageRefusedError` where it is certain that nothing was stored (then the same batch
+  may be sent again), any other exception where it is not.
+* Scans are backed by an index: no row is visited that is not returned.
+
+JSON travels as text that the session has already encoded and checked. Everything is copied on the
+way in and out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import attrs
+
+
+class Op(enum.IntEnum):
+    """The kinds of row writes. The comment gives the parameters, in order."""
+
+    CONVERSATION = 1  # ConversationRow
+    ENTRY = 2  # EntryRow
+    TASK = 3  # TaskRow: insert
+    TASK_INPUT = 4  # (task, value json)
+    TASK_STATE = 5  # TaskStateRow: replace the changing columns of an existing task
+    CHECKPOINT = 6  # (task, phase tag, value json, at_us): insert or replace
+    CHECKPOINT_DELETE = 7  # (task,)
+    WAIT = 8  # (task, wait json): insert or replace
+    WAIT_DELETE = 9  # (task,)
+    OUTCOME = 10  # (task, outcome json): insert once
+    MEMO = 11  # (task, name, value json): insert once
+    MEMOS_DELETE = 12  # (task,)
+    SIGNAL = 13  # SignalRow
+    SIGNAL_DELETE = 14  # (signal id,)
+    SIGNALS_DELETE = 15  # (task,): all signals of a task that ended
+    SUBMISSION = 16  # SubmissionRow: insert
+    SUBMISSION_STATE = 17  # SubmissionStateRow: replace the changing columns
+    DOCUMENT = 18  # DocumentRow: insert
+    DOCUMENT_RETIRE = 19  # (document,)
+    REVISION = 20  # RevisionRow: insert
+    REVISIONS_DELETE = 21  # (document, seq): delete revisions of the document before this seq
+    BLOB = 22  # (sha256 hex, bytes): insert or ignore
+
+
+class ConversationRow(NamedTuple):
+    id: int
+    uuid: str
+    parent: int | None
+    parent_entry: int | None
+    owner: int | None
+    key: str | None
+    principal: str
+    created_us: int
+
+
+class EntryRow(NamedTuple):
+    id: int
+    conversation: int
+    seq: int
+    kind: str
+    by_task: int | None
+    head: int | None
+    edits: str | None
+    messages: str | None
+    data: str | None
+    at_us: int
+
+
+class TaskRow(NamedTuple):
+    id: int
+    conversation: int
+    kind: str
+    version: int
+    owner: int | None
+    key: str | None
+    background: int
+    on_restart: str | None
+    deadline_us: int | None
+    created_us: int
+    # The changing columns, as in TaskStateRow.
+    status: int
+    started_us: int | None
+    ended_us: int | None
+    abort_us: int | None
+    abort_reason: str | None
+    invocations: int
+    recoveries: int
+    tries: int
+    ready_us: int
+    woken_by: str | None
+    blocked: str | None
+    outcome_status: str | None
+
+
+class TaskStateRow(NamedTuple):
+    version: int
+    status: int
+    started_us: int | None
+    ended_us: int | None
+    abort_us: int | None
+    abort_reason: str | None
+    invocations: int
+    recoveries: int
+    tries: int
+    ready_us: int
+    woken_by: str | None
+    blocked: str | None
+    outcome_status: str | None
+    id: int
+
+
+class SignalRow(NamedTuple):
+    id: int
+    task: int
+    name: str
+    key: str | None
+    payload: str
+    at_us: int
+
+
+class SubmissionRow(NamedTuple):
+    id: int
+    conversation: int
+    kind: str
+    when_busy: str
+    request_id: str | None
+    digest: str
+    content: str
+    created_us: int
+    # The changing columns, as in SubmissionStateRow.
+    status: str
+    entry: int | None
+    run: int | None
+    answer: int | None
+    reason: str | None
+    detail: str | None
+    ended_us: int | None
+
+
+class SubmissionStateRow(NamedTuple):
+    status: str
+    entry: int | None
+    run: int | None
+    answer: int | None
+    reason: str | None
+    detail: str | None
+    ended_us: int | None
+    id: int
+
+
+class DocumentRow(NamedTuple):
+    id: int
+    name: str
+    scope: int  # 0 session, 1 conversation, 2 task
+    scope_id: int  # 0 for the session
+    key: str  # "" where the document is not of a family
+    history: str  # "latest" | "rewindable"
+    fork: str  # "initial" | "current" | "as_of"
+    created_seq: int
+
+
+class RevisionRow(NamedTuple):
+    document: int
+    seq: int
+    base: int  # 1: value is the whole document; 0: value is a list of patch operations
+    version: int
+    value: str
+
+
+class Head(NamedTuple):
+    """The one row that every batch updates, and what identifies the store."""
+
+    uuid: str
+    created_us: int
+    epoch: int
+    seq: int
+    next_id: int
+    clean: bool
+    """Whether the last holder closed with a flushed mark."""
+
+
+@attrs.frozen
+class Batch:
+    """One atomic write: the rows of one or more commits, in order."""
+
+    epoch: int
+    seq: int
+    """Of the last commit in the batch."""
+    next_id: int
+    flush: bool
+    writes: Sequence[tuple[Op, tuple[Any, ...]]]
+    clean: bool = False
+    """The closing batch: marks the store as cleanly closed."""
+
+
+@attrs.frozen(kw_only=True)
+class HolderClaim:
+    """Who wants to hold the session. `holder_id` is drawn at random at each start."""
+
+    holder_id: str
+    host: str
+    pid: int
+    at_us: int
+    lease_seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class HolderRecord:
+    """Who holds the session: one row, replaced as a whole, never edited."""
+
+    epoch: int
+    holder_id: str
+    host: str
+    pid: int
+    started_us: int
+    heartbeat_us: int
+    lock_file: str | None
+    released: bool
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """One session's records. See the module docstring for the promises."""
+
+    @property
+    def store(self) -> str:
+        """What messages call this store: its path, or `:memory:`."""
+        ...
+
+    # --- holding -------------------------------------------------------------------------
+
+    def acquire(self, claim: HolderClaim, *, takeover: bool) -> Head:
+        """Become the holder: the epoch goes up by one. `StorageHeldError` if a live one exists.
+
+        The returned head has the new epoch, and `clean` as the previous holder left it; the stored
+        mark becomes unclean in the same transaction.
+        """
+        ...
+
+    def heartbeat(self, epoch: int, at_us: int) -> None:
+        """Store a sign of life. `HolderLostError` if the epoch is no longer ours."""
+        ...
+
+    def holder(self) -> HolderRecord | None: ...
+
+    def release(self, epoch: int) -> None:
+        """Give the session up after the closing batch; removes the lock file."""
+        ...
+
+    def close(self) -> None:
+        """Close all handles. Idempotent. Does not release: a crash closes too."""
+        ...
+
+    # --- writing -------------------------------------------------------------------------
+
+    def apply(self, batch: Batch) -> None: ...
+
+    def checkpoint(self, *, truncate: bool = False) -> int:
+        """Move the write-ahead log into the store; returns its size in pages. May run beside `apply`."""
+        ...
+
+    # --- reading -------------------------------------------------------------------------
+
+    def head(self) -> Head: ...
+
+    def conversation(self, id: int) -> ConversationRow | None: ...
+
+    def conversation_by_key(self, owner: int, key: str) -> ConversationRow | None: ...
+
+    def conversations_by_owner(
+        self, owner: int | None, *, after: int = 0, limit: int = 1000
+    ) -> list[ConversationRow]:
+        """Conversations of an owner (None: the ownerless ones), by id, those with a larger id than `after`."""
+        ...
+
+    def entry(self, id: int) -> EntryRow | None: ...
+
+    def entries(
+        self,
+        conversation: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[EntryRow]:
+        """Own entries of a conversation with after < id < before, ascending (or descending)."""
+        ...
+
+    def last_head(self, conversation: int, *, before: int | None = None) -> EntryRow | None:
+        """The newest own entry with a head and id < before."""
+        ...
+
+    def task(self, id: int) -> TaskRow | None: ...
+
+    def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
+        """The task created under this key by its owner (None: by its conversation)."""
+        ...
+
+    def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
+        """(key, task) for every keyed task of an owner."""
+        ...
+
+    def live_tasks(self, *, after: int = 0, limit: int = 10_000) -> list[TaskRow]:
+        """Tasks that are not terminal, by id."""
+        ...
+
+    def tasks(
+        self,
+        *,
+        conversation: int | None = None,
+        kind: str | None = None,
+        status: int | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[TaskRow]:
+        """Tasks by id. `kind` or `status` alone, without a conversation, is for people, not for hot paths."""
+        ...
+
+    def task_input(self, task: int) -> str | None: ...
+
+    def task_checkpoint(self, task: int) -> tuple[str, str] | None:
+        """(phase tag, value json)"""
+        ...
+
+    def task_wait(self, task: int) -> str | None: ...
+
+    def task_outcome(self, task: int) -> str | None: ...
+
+    def task_memos(self, task: int) -> list[tuple[str, str]]: ...
+
+    def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
+        """Unread signals of a task, oldest first."""
+        ...
+
+    def live_signals(self) -> list[tuple[int, int]]:
+        """(task, number of unread signals) for every task that has any."""
+        ...
+
+    def signal_by_key(self, task: int, key: str) -> int | None: ...
+
+    def submission(self, id: int) -> SubmissionRow | None: ...
+
+    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None: ...
+
+    def open_submissions(self, conversation: int) -> list[SubmissionRow]:
+        """Submissions that are queued or placed, by id."""
+        ...
+
+    def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
+        """The living document at this address."""
+        ...
+
+    def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        """All living documents of a scope, by id."""
+        ...
+
+    def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
+        """The newest base at or before the seq and the deltas after it, in order."""
+        ...
+
+    def blob(self, sha256: str) -> bytes | None: ...
