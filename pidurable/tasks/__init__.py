@@ -1,0 +1,1 @@
+"""Task definitions, their context, the scheduler and the ownership tree."""
