@@ -1,0 +1,353 @@
+"""Strict JSON: the one encoder and the one decoder of everything that is stored.
+
+What the standard `json` module lets through is refused here, because it does not survive the way
+through a file, a database and a provider: NaN and infinities, integers outside -2**63..2**64-1,
+lone surrogates, NUL characters, keys that are no strings, duplicate keys, nesting deeper than 200
+levels, cycles, and every type that JSON does not have. Holds at all times:
+
+* a text from `dumps` is read back by `loads` as an equal value of the same types;
+* a refusal is a `NotJsonError` that names the exact place, whatever the input, and never a
+  RecursionError;
+* nothing here mutates or keeps what it is given.
+
+The common case must be cheap, so each function has two ways. The quick way uses the C code of the
+standard library and one plain walk that only answers yes or no. Only where it says no, a slow
+walk looks for the place and the reason; where it finds none (a `StrEnum`, a `TaskId`, an
+`OrderedDict`), it has made a plain copy on its way, and the copy is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import attrs
+
+from pidurable.errors import NotJsonError, show
+from pidurable.records._limits import MIB, VALUE_DEPTH_MAX
+from pidurable.records._messages import JsonValue
+
+INTEGER_MIN = -(2**63)
+INTEGER_MAX = 2**64 - 1
+VALUE_BYTES_MAX = 16 * MIB
+
+_STACK_PROBLEM = "the call stack is too deep already for a nested value; pass it from further up"
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_INTEGER_DIGITS_MAX = 20
+"""As many as INTEGER_MAX has, or INTEGER_MIN with its sign. Longer ones never fit."""
+
+
+def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -> str:
+    """Encode a value as compact strict JSON text.
+
+    Keys keep their order and non-ASCII text is kept as it is. Tuples are written as lists;
+    subclasses of str, int and float (a `TaskId`, a `StrEnum`) as the plain value.
+
+    Args:
+        value: Dicts with string keys, lists, tuples, strings, numbers, booleans and None.
+        path: Where the value stands; errors begin with it.
+        bytes_max: Most bytes of the text in UTF-8.
+
+    Raises:
+        NotJsonError: The value has no strict JSON form. Its `path` says where.
+    """
+    try:
+        if not is_plain(value, bytes_max):
+            value = check_json(value, path, size_max=bytes_max)
+        text = _encode(value)
+    except RecursionError:
+        raise NotJsonError(path, _STACK_PROBLEM) from None
+    if text.isascii():
+        size = len(text)
+    else:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            _refuse_strings(value, path)
+    if size > bytes_max:
+        raise NotJsonError(path, f"at most {bytes_max} bytes are allowed", f"{size} bytes")
+    # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
+    # the same characters; the walk then finds nothing.
+    if "\\u0000" in text:
+        check_json(value, path)
+    return text
+
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False,
+    allow_nan=False,
+    check_circular=False,  # the walk before has bounded the depth, so there is no cycle
+    separators=(",", ":"),
+).encode
+
+
+def check_json(
+    value: object,
+    path: str = "$",
+    *,
+    size_max: int | None = None,
+    convert: Callable[[Any], JsonValue] | None = None,
+) -> JsonValue:
+    """Check that a value is strict JSON and return a deep, plain copy of it.
+
+    The copy has only dicts, lists, strings, ints, floats, booleans and None, of exactly these
+    types, and shares no container with the value.
+
+    Args:
+        value: As for `dumps`.
+        path: Where the value stands; errors begin with it.
+        size_max: Refuse a value whose text would surely be longer, without building it.
+        convert: Called with each value of a type that JSON does not have; what it returns stands
+            in its place. None refuses such values.
+
+    Raises:
+        NotJsonError: The value has no strict JSON form. Its `path` says where.
+    """
+    try:
+        return _Copier(root=path, size_max=size_max, convert=convert).copy(value)
+    except RecursionError:
+        raise NotJsonError(path, _STACK_PROBLEM) from None
+
+
+def loads(text: str | bytes, *, path: str = "$") -> JsonValue:
+    """Decode JSON text from anywhere, strictly.
+
+    Args:
+        text: The text; bytes must be UTF-8.
+        path: Where the text stands; errors begin with it.
+
+    Raises:
+        NotJsonError: The text is not JSON, or says something that strict JSON cannot.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            raise NotJsonError(path, f"not UTF-8 at byte {error.start}", show(text)) from error
+    try:
+        value = _decode(text)
+    except RecursionError:
+        raise NotJsonError(path, f"nested more than {VALUE_DEPTH_MAX} levels deep") from None
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        problem = f"not JSON, {error.msg[:1].lower()}{error.msg[1:]} at character {error.pos}"
+        raise NotJsonError(path, problem, show(near)) from error
+    # A NUL or a surrogate comes in by an escape, or a surrogate as itself in a str.
+    if not is_plain(value) or "\\u" in text or not _is_unicode(text):
+        check_json(value, path)
+    return value
+
+
+def loads_stored(text: str) -> JsonValue:
+    """Decode text that `dumps` wrote. Nothing is checked again."""
+    return json.loads(text)
+
+
+def join_path(path: str, key: str | int) -> str:
+    """Name the place below `path`: `$.a`, `$["odd key"]`, `$[3]`."""
+    if isinstance(key, str):
+        if _PLAIN_KEY.match(key):
+            return f"{path}.{key}"
+        shown = key if len(key) <= 80 else f"{key[:77]}..."
+        return f"{path}[{json.dumps(str(shown))}]"
+    return f"{path}[{int(key)}]"
+
+
+# --- the quick way ----------------------------------------------------------------------------
+
+
+def is_plain(value: object, size_max: int = 1 << 62) -> bool:
+    """Tell whether a value surely needs no second look, its strings apart.
+
+    One answer for many questions: exact types only, string keys, integers in range, depth, and
+    as each value takes a byte at least, fewer values than bytes allowed. Without the last, a
+    list that holds another twice, and so on for 100 levels, would be walked until the end of time.
+    """
+    kind = type(value)
+    if kind is dict or kind is list or kind is tuple:
+        return _is_plain_below(value, VALUE_DEPTH_MAX - 1, [size_max])
+    return _is_plain_below((value,), VALUE_DEPTH_MAX, [size_max])
+
+
+def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
+    left = budget[0] - len(value)
+    if left < 0:
+        return False
+    budget[0] = left
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    for item in value:
+        kind = type(item)
+        if kind is str or item is None or kind is bool:
+            continue
+        if kind is int:
+            if not -0x8000000000000000 <= item <= 0xFFFFFFFFFFFFFFFF:
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            if depth <= 0 or not _is_plain_below(item, depth - 1, budget):
+                return False
+        elif kind is not float or not -1.7976931348623157e308 <= item <= 1.7976931348623157e308:
+            return False
+    return True
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- the slow way -----------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Unfit:
+    """Stands in a decoded value for what has no strict JSON form, so that the walk names it."""
+
+    problem: str
+    value: str
+
+
+@attrs.define(eq=False)
+class _Copier:
+    """One slow walk. `keys` is the way from the root to the value at hand; it makes the path."""
+
+    root: str
+    size_max: int | None
+    convert: Callable[[Any], JsonValue] | None = None
+    """Turns a value of a foreign type into JSON, which is then copied in its place."""
+    keys: list[str | int] = attrs.Factory(list)
+    size: int = 0
+
+    def copy(self, value: object) -> JsonValue:
+        if value is None or value is True or value is False:
+            return value
+        if isinstance(value, str):
+            return self._string(value)
+        if isinstance(value, int):
+            if INTEGER_MIN <= int(value) <= INTEGER_MAX:
+                return int(value)
+            # Showing one of a million digits is refused by Python itself, and no help.
+            shown = show(int(value)) if value.bit_length() < 512 else f"{value.bit_length()} bits"
+            raise self._refusal("an integer must be from -2**63 to 2**64-1", shown)
+        if isinstance(value, float):
+            if math.isfinite(value):
+                return float(value)
+            raise self._refusal("a number must be finite", show(float(value)))
+        if isinstance(value, dict | list | tuple):
+            return self._container(value)
+        if isinstance(value, _Unfit):
+            raise self._refusal(value.problem, value.value)
+        if self.convert is not None:
+            convert, self.convert = self.convert, None  # what it returns must be JSON already
+            copied = self.copy(convert(value))
+            self.convert = convert
+            return copied
+        raise self._refusal(
+            "expected a dict, list, str, int, float, bool or None",
+            f"{type(value).__name__} {show(value)}",
+        )
+
+    def _container(self, value: Any) -> JsonValue:
+        if len(self.keys) >= VALUE_DEPTH_MAX:
+            raise self._refusal(
+                f"nested more than {VALUE_DEPTH_MAX} levels deep, or it contains itself"
+            )
+        self._count(len(value))
+        keys = self.keys
+        if not isinstance(value, dict):
+            items: list[JsonValue] = []
+            for index, item in enumerate(value):
+                keys.append(index)
+                items.append(self.copy(item))
+                keys.pop()
+            return items
+        fields: dict[str, JsonValue] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise self._refusal("a key must be a string", show(key))
+            keys.append(key)
+            plain = self._string(key)
+            if plain in fields:
+                raise self._refusal("the key occurs twice", show(plain))
+            fields[plain] = self.copy(item)
+            keys.pop()
+        return fields
+
+    def _string(self, value: str) -> str:
+        self._count(len(value))
+        text = value if type(value) is str else str.__str__(value)
+        if "\0" in text:
+            raise self._refusal(f"a string must have no NUL, at character {text.index(chr(0))}")
+        try:
+            if not text.isascii():
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise self._refusal(
+                f"a string must have no lone surrogate, at character {error.start}",
+                show(text[error.start : error.start + 1]),
+            ) from None
+        return text
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        if self.size_max is not None and self.size > self.size_max:
+            raise NotJsonError(
+                self.root, f"at most {self.size_max} bytes are allowed", "a larger value"
+            )
+
+    def _refusal(self, problem: str, value: str = "") -> NotJsonError:
+        path = self.root
+        for key in self.keys:
+            path = join_path(path, key)
+        return NotJsonError(path, problem, value)
+
+
+def _refuse_strings(value: object, path: str) -> NoReturn:
+    check_json(value, path)
+    raise NotJsonError(path, "the text cannot be encoded as UTF-8")
+
+
+def _integer(digits: str) -> int | _Unfit:
+    # Looking at the length first keeps a million digits from taking quadratic time.
+    if len(digits) <= _INTEGER_DIGITS_MAX:
+        value = int(digits)
+        if INTEGER_MIN <= value <= INTEGER_MAX:
+            return value
+    return _Unfit("an integer must be from -2**63 to 2**64-1", show(digits, length=40))
+
+
+def _float(digits: str) -> float | _Unfit:
+    value = float(digits)
+    if math.isfinite(value):
+        return value
+    return _Unfit("a number must be finite", show(digits, length=40))
+
+
+def _constant(name: str) -> _Unfit:
+    return _Unfit("a number must be finite", name)
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> Any:
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    keys = [key for key, _ in pairs]
+    twice = next(key for key, count in Counter(keys).items() if count > 1)
+    return _Unfit("an object must have no duplicate key", show(twice))
+
+
+_decode = json.JSONDecoder(
+    object_pairs_hook=_fields, parse_int=_integer, parse_float=_float, parse_constant=_constant
+).decode

@@ -1,0 +1,474 @@
+"""The stored shape of our own records: messages, edits, outcomes, waits, errors, usage.
+
+Written by hand, as this shape outlives every class: it is public (exports, views and other programs
+read it) and what is stored today must be read in years. Fields at their default are left out.
+Reading refuses what it does not know, with the place, since dropping a field or guessing a role
+would change a transcript without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pidurable.errors import NotJsonError, show
+from pidurable.records._entries import Edit
+from pidurable.records._forms import nearest
+from pidurable.records._json import join_path
+from pidurable.records._messages import (
+    AssistantMessage,
+    AssistantStatus,
+    Block,
+    ImageBlock,
+    JsonValue,
+    Message,
+    StopReason,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolDeclaration,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from pidurable.records._tasks import ErrorInfo, JoinPolicy, OutcomeRecord, OutcomeStatus, Wait
+
+ItemT = TypeVar("ItemT")
+
+# --- reading one object -----------------------------------------------------------------------
+
+
+class _Object:
+    """A JSON object being read: every field is asked for by name and type, and none is left."""
+
+    __slots__ = ("fields", "path")
+
+    def __init__(self, json: JsonValue, path: str, known: frozenset[str]) -> None:
+        if type(json) is not dict:
+            raise NotJsonError(path, "expected an object", show(json))
+        if not json.keys() <= known:
+            name = next(key for key in json if key not in known)
+            raise NotJsonError(path, f"no field {name!r} is known here{nearest(name, known)}")
+        self.fields: dict[str, JsonValue] = json
+        self.path = path
+
+    def get(self, name: str, *kinds: type, default: Any = ...) -> Any:
+        """Return a field that must be of exactly one of the types, or its default if absent."""
+        if name not in self.fields:
+            if default is ...:
+                raise NotJsonError(self.path, f"the field {name!r} is missing")
+            return default
+        value = self.fields[name]
+        if type(value) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise NotJsonError(join_path(self.path, name), f"expected {expected}", show(value))
+        return value
+
+    def word(self, name: str, words: tuple[str, ...], default: Any = ...) -> Any:
+        """Return a field that must be one of the words."""
+        value = self.get(name, str, default=default)
+        if value not in words:
+            hint = f"expected one of {', '.join(words)}{nearest(value, words)}"
+            raise NotJsonError(join_path(self.path, name), hint, show(value))
+        return value
+
+    def amount(self, name: str, *kinds: type, default: Any = ...) -> Any:
+        """Return a number that must be finite and not negative."""
+        value = self.get(name, *kinds, default=default)
+        if not (math.isfinite(value) and value >= 0):
+            problem = "expected a finite number that is not negative"
+            raise NotJsonError(join_path(self.path, name), problem, show(value))
+        return value
+
+    def items(
+        self, name: str, read: Callable[[JsonValue, str], ItemT], default: Any = ...
+    ) -> tuple[ItemT, ...]:
+        """Return a list, each item read by `read(json, path)`."""
+        value = self.get(name, list, default=default)
+        path = join_path(self.path, name)
+        return tuple(read(item, join_path(path, index)) for index, item in enumerate(value))
+
+
+def _text(json: JsonValue, path: str) -> str:
+    if type(json) is not str:
+        raise NotJsonError(path, "expected str", show(json))
+    return json
+
+
+def _integer(json: JsonValue, path: str) -> int:
+    if type(json) is not int:
+        raise NotJsonError(path, "expected int", show(json))
+    return json
+
+
+def _list(json: JsonValue, path: str) -> list[JsonValue]:
+    if type(json) is not list:
+        raise NotJsonError(path, "expected a list", show(json))
+    return json
+
+
+_ANY = (dict, list, str, int, float, bool, type(None))
+
+# --- blocks -----------------------------------------------------------------------------------
+
+
+def _encode_block(block: Block) -> JsonValue:
+    json: dict[str, JsonValue]
+    if isinstance(block, TextBlock):
+        json = {"type": "text", "text": block.text}
+    elif isinstance(block, ThinkingBlock):
+        json = {"type": "thinking", "text": block.text}
+    elif isinstance(block, ImageBlock):
+        json = {"type": "image", "blob": block.blob, "media_type": block.media_type}
+    elif isinstance(block, ToolCallBlock):
+        json = {"type": "tool_call", "name": block.name, "arguments": block.arguments}
+    else:
+        raise NotJsonError("$", "expected a block of a message", show(block))
+    if block.opaque is not None:
+        json["opaque"] = block.opaque
+    return json
+
+
+def _read_text_block(json: JsonValue, path: str) -> Block:
+    known = _Object(json, path, frozenset(["type", "text", "opaque"]))
+    return TextBlock(text=known.get("text", str), opaque=known.fields.get("opaque"))
+
+
+def _read_thinking_block(json: JsonValue, path: str) -> Block:
+    known = _Object(json, path, frozenset(["type", "text", "opaque"]))
+    return ThinkingBlock(text=known.get("text", str), opaque=known.fields.get("opaque"))
+
+
+def _read_image_block(json: JsonValue, path: str) -> Block:
+    known = _Object(json, path, frozenset(["type", "blob", "media_type", "opaque"]))
+    return ImageBlock(
+        blob=known.get("blob", str),
+        media_type=known.get("media_type", str),
+        opaque=known.fields.get("opaque"),
+    )
+
+
+def _read_tool_call_block(json: JsonValue, path: str) -> Block:
+    known = _Object(json, path, frozenset(["type", "name", "arguments", "opaque"]))
+    return ToolCallBlock(
+        name=known.get("name", str),
+        arguments=known.get("arguments", *_ANY),
+        opaque=known.fields.get("opaque"),
+    )
+
+
+_BLOCKS: Mapping[str, Callable[[JsonValue, str], Block]] = {
+    "text": _read_text_block,
+    "thinking": _read_thinking_block,
+    "image": _read_image_block,
+    "tool_call": _read_tool_call_block,
+}
+
+
+def _read_block(json: JsonValue, path: str) -> Block:
+    return _choose(json, path, "type", _BLOCKS)(json, path)
+
+
+def _choose(
+    json: JsonValue, path: str, name: str, readers: Mapping[str, Callable[[JsonValue, str], ItemT]]
+) -> Callable[[JsonValue, str], ItemT]:
+    if type(json) is not dict:
+        raise NotJsonError(path, "expected an object", show(json))
+    value = json.get(name)
+    reader = readers.get(value) if type(value) is str else None
+    if reader is None:
+        hint = f"expected one of {', '.join(readers)}{nearest(value, readers)}"
+        raise NotJsonError(join_path(path, name), hint, show(value))
+    return reader
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+def encode_messages(messages: Sequence[Message]) -> list[JsonValue]:
+    """Return the stored shape of messages: `{"role": ..., ...}` each."""
+    return [_encode_message(message) for message in messages]
+
+
+def decode_messages(json: JsonValue, *, path: str = "$") -> tuple[Message, ...]:
+    """Read messages from their stored shape.
+
+    Raises:
+        NotJsonError: An unknown role, block or field, or a value of another type; see its path.
+    """
+    return tuple(
+        _choose(item, join_path(path, index), "role", _MESSAGES)(item, join_path(path, index))
+        for index, item in enumerate(_list(json, path))
+    )
+
+
+def _encode_message(message: Message) -> JsonValue:
+    json: dict[str, JsonValue]
+    if isinstance(message, UserMessage):
+        json = {"role": "user", "blocks": [_encode_block(block) for block in message.blocks]}
+    elif isinstance(message, AssistantMessage):
+        json = {
+            "role": "assistant",
+            "blocks": [_encode_block(block) for block in message.blocks],
+            "status": message.status,
+            "stop_reason": message.stop_reason,
+            "model": message.model,
+            "usage": encode_usage(message.usage),
+        }
+        if message.error is not None:
+            json["error"] = message.error
+    elif isinstance(message, ToolResultMessage):
+        json = {
+            "role": "tool_result",
+            "call": list(message.call),
+            "name": message.name,
+            "blocks": [_encode_block(block) for block in message.blocks],
+            "is_error": message.is_error,
+        }
+        if message.code is not None:
+            json["code"] = message.code
+    elif isinstance(message, SystemMessage):
+        json = {"role": "system", "sections": dict(message.sections)}
+        if message.tools_added:
+            json["tools_added"] = [
+                {"name": tool.name, "description": tool.description, "schema": tool.schema}
+                for tool in message.tools_added
+            ]
+        if message.tools_removed:
+            json["tools_removed"] = list(message.tools_removed)
+    else:
+        raise NotJsonError("$", "expected a message", show(message))
+    json["at_us"] = message.at_us
+    return json
+
+
+def _read_user(json: JsonValue, path: str) -> Message:
+    known = _Object(json, path, frozenset(["role", "blocks", "at_us"]))
+    return UserMessage(blocks=known.items("blocks", _read_block), at_us=known.get("at_us", int))
+
+
+_ASSISTANT_FIELDS = frozenset(
+    ["role", "blocks", "status", "stop_reason", "model", "usage", "at_us", "error"]
+)
+
+
+def _read_assistant(json: JsonValue, path: str) -> Message:
+    known = _Object(json, path, _ASSISTANT_FIELDS)
+    return AssistantMessage(
+        blocks=known.items("blocks", _read_block),
+        status=known.word("status", get_args(AssistantStatus)),
+        stop_reason=known.word("stop_reason", get_args(StopReason)),
+        model=known.get("model", str),
+        usage=decode_usage(known.get("usage", dict), path=join_path(path, "usage")),
+        at_us=known.get("at_us", int),
+        error=known.get("error", str, default=None),
+    )
+
+
+_RESULT_FIELDS = frozenset(["role", "call", "name", "blocks", "is_error", "at_us", "code"])
+
+
+def _read_tool_result(json: JsonValue, path: str) -> Message:
+    known = _Object(json, path, _RESULT_FIELDS)
+    call = known.items("call", _integer)
+    if len(call) != 2:
+        place = join_path(path, "call")
+        raise NotJsonError(place, "expected [assistant entry, index of the call]", show(call))
+    return ToolResultMessage(
+        call=(call[0], call[1]),
+        name=known.get("name", str),
+        blocks=known.items("blocks", _read_block),
+        is_error=known.get("is_error", bool),
+        at_us=known.get("at_us", int),
+        code=known.get("code", str, default=None),
+    )
+
+
+_SYSTEM_FIELDS = frozenset(["role", "sections", "tools_added", "tools_removed", "at_us"])
+
+
+def _read_system(json: JsonValue, path: str) -> Message:
+    known = _Object(json, path, _SYSTEM_FIELDS)
+    sections = known.get("sections", dict)
+    for name, text in sections.items():
+        if text is not None:
+            _text(text, join_path(join_path(path, "sections"), name))
+    return SystemMessage(
+        sections=dict(sections),
+        tools_added=known.items("tools_added", _read_declaration, default=()),
+        tools_removed=known.items("tools_removed", _text, default=()),
+        at_us=known.get("at_us", int),
+    )
+
+
+def _read_declaration(json: JsonValue, path: str) -> ToolDeclaration:
+    known = _Object(json, path, frozenset(["name", "description", "schema"]))
+    return ToolDeclaration(
+        name=known.get("name", str),
+        description=known.get("description", str),
+        schema=known.get("schema", *_ANY),
+    )
+
+
+_MESSAGES: Mapping[str, Callable[[JsonValue, str], Message]] = {
+    "user": _read_user,
+    "assistant": _read_assistant,
+    "tool_result": _read_tool_result,
+    "system": _read_system,
+}
+
+# --- usage ------------------------------------------------------------------------------------
+
+_USAGE_COUNTS = (
+    "requests",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+)
+_USAGE_FIELDS = frozenset([*_USAGE_COUNTS, "cost"])
+
+
+def encode_usage(usage: Usage) -> dict[str, JsonValue]:
+    """Return the stored shape of a usage; numbers that are zero are left out."""
+    json: dict[str, JsonValue] = {}
+    for name in _USAGE_COUNTS:
+        value = getattr(usage, name)
+        if value:
+            json[name] = value
+    if usage.cost:
+        json["cost"] = usage.cost
+    return json
+
+
+def decode_usage(json: JsonValue, *, path: str = "$") -> Usage:
+    """Read a usage from its stored shape.
+
+    Raises:
+        NotJsonError: A number is negative or not finite, or the shape is unknown.
+    """
+    known = _Object(json, path, _USAGE_FIELDS)
+    counts = {name: known.amount(name, int, default=0) for name in _USAGE_COUNTS}
+    return Usage(**counts, cost=float(known.amount("cost", float, int, default=0.0)))
+
+
+# --- edits ------------------------------------------------------------------------------------
+
+
+def encode_edits(edits: Sequence[Edit]) -> list[JsonValue]:
+    """Return the stored shape of edits; one without messages leaves its target out."""
+    return [
+        {"target": edit.target}
+        if edit.messages is None
+        else {"target": edit.target, "messages": encode_messages(edit.messages)}
+        for edit in edits
+    ]
+
+
+def decode_edits(json: JsonValue, *, path: str = "$") -> tuple[Edit, ...]:
+    """Read edits from their stored shape.
+
+    Raises:
+        NotJsonError: The shape is unknown.
+    """
+    return tuple(
+        _read_edit(item, join_path(path, index)) for index, item in enumerate(_list(json, path))
+    )
+
+
+def _read_edit(json: JsonValue, path: str) -> Edit:
+    known = _Object(json, path, frozenset(["target", "messages"]))
+    messages = known.get("messages", list, default=None)
+    if messages is not None:
+        messages = decode_messages(messages, path=join_path(path, "messages"))
+    return Edit(target=known.get("target", int), messages=messages)
+
+
+# --- outcomes and waits -----------------------------------------------------------------------
+
+
+def encode_error(error: ErrorInfo) -> dict[str, JsonValue]:
+    """Return the stored shape of an error."""
+    json: dict[str, JsonValue] = {"type": error.type, "message": error.message}
+    if error.detail is not None:
+        json["detail"] = error.detail
+    if error.traceback is not None:
+        json["traceback"] = error.traceback
+    return json
+
+
+def decode_error(json: JsonValue, *, path: str = "$") -> ErrorInfo:
+    """Read an error from its stored shape.
+
+    Raises:
+        NotJsonError: The shape is unknown.
+    """
+    known = _Object(json, path, frozenset(["type", "message", "detail", "traceback"]))
+    return ErrorInfo(
+        type=known.get("type", str),
+        message=known.get("message", str),
+        detail=known.fields.get("detail"),
+        traceback=known.get("traceback", str, default=None),
+    )
+
+
+def encode_outcome(outcome: OutcomeRecord) -> dict[str, JsonValue]:
+    """Return the stored shape of an outcome; it has a `result` where there is one, even null."""
+    json: dict[str, JsonValue] = {"status": outcome.status}
+    if outcome.has_result:
+        json["result"] = outcome.result
+    if outcome.error is not None:
+        json["error"] = encode_error(outcome.error)
+    if outcome.reason is not None:
+        json["reason"] = outcome.reason
+    return json
+
+
+def decode_outcome(json: JsonValue, *, path: str = "$") -> OutcomeRecord:
+    """Read an outcome from its stored shape.
+
+    Raises:
+        NotJsonError: The shape is unknown.
+    """
+    known = _Object(json, path, frozenset(["status", "result", "error", "reason"]))
+    error = known.get("error", dict, default=None)
+    if error is not None:
+        error = decode_error(error, path=join_path(path, "error"))
+    return OutcomeRecord(
+        status=known.word("status", get_args(OutcomeStatus)),
+        result=known.fields.get("result"),
+        has_result="result" in known.fields,
+        error=error,
+        reason=known.get("reason", str, default=None),
+    )
+
+
+def encode_wait(wait: Wait) -> dict[str, JsonValue]:
+    """Return the stored shape of a wait."""
+    json: dict[str, JsonValue] = {}
+    if wait.on is not None:
+        json["on"] = list(wait.on)
+    if wait.policy != "all_settled":
+        json["policy"] = wait.policy
+    if wait.deadline_us is not None:
+        json["deadline_us"] = wait.deadline_us
+    if wait.signals:
+        json["signals"] = True
+    return json
+
+
+def decode_wait(json: JsonValue, *, path: str = "$") -> Wait:
+    """Read a wait from its stored shape.
+
+    Raises:
+        NotJsonError: The shape is unknown.
+    """
+    known = _Object(json, path, frozenset(["on", "policy", "deadline_us", "signals"]))
+    return Wait(
+        on=known.items("on", _integer) if "on" in known.fields else None,
+        policy=known.word("policy", get_args(JoinPolicy), default="all_settled"),
+        deadline_us=known.get("deadline_us", int, default=None),
+        signals=known.get("signals", bool, default=False),
+    )
