@@ -1,0 +1,670 @@
+"""The SQLite backend: one file, one writer, one reader, one connection for checkpoints.
+
+What holds at all times:
+
+* a batch is one `begin immediate` ... `commit`; a rollback is sent only while a transaction is
+  open, since SQLite rolls back by itself on a full disk;
+* an error is `StorageRefusedError` only where the transaction was rolled back and, for errors of
+  the machine, COMMIT had not been tried; everything else leaves the outcome open;
+* the writer rests at `synchronous=FULL` where the store keeps to `power`; a batch without a flush
+  runs at NORMAL, and the next flushed one makes it durable too, because log frames are chained;
+* each read is one statement, read to its end at once, so no reader holds back a checkpoint;
+* a handle is used in the process that opened it, never in a forked child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import apsw
+
+from pidurable.errors import (
+    HolderLostError,
+    InternalError,
+    InvalidArgumentError,
+    PidurableError,
+    SessionClosedError,
+    StorageAccessError,
+    StorageCorruptError,
+    StorageHeldError,
+    StorageRefusedError,
+    check,
+)
+from pidurable.records._limits import Settings
+from pidurable.storage import _migrate, _sqlite_open as _open, _sqlite_statements as sql
+from pidurable.storage._contract import (
+    Batch,
+    ConversationRow,
+    DocumentRow,
+    EntryRow,
+    Head,
+    HolderClaim,
+    HolderRecord,
+    Op,
+    RevisionRow,
+    SignalRow,
+    SubmissionRow,
+    TaskRow,
+)
+from pidurable.storage._holder import (
+    LockFile,
+    LockState,
+    Verdict,
+    ask_lock,
+    check_free,
+    judge,
+    lock_path,
+    take_lock,
+)
+
+Durability = Literal["power", "process"]
+ResultT = TypeVar("ResultT")
+
+_PAGE_FRAME_BYTES = 4_096 + 24
+_LEAKED: list[Any] = []
+"""Handles of a parent process: closing one in a forked child would tamper with the store."""
+
+
+class _Found(NamedTuple):
+    """The holder record as it is stored, and what tells whose lock file it names."""
+
+    record: HolderRecord
+    store_uuid: str
+    inode: int
+
+
+class SqliteStorage:
+    """Keep one session in one SQLite file.
+
+    Opening creates nothing where there is something else already, migrates an older store (keeping
+    a copy), and takes no ownership; `acquire` does.
+
+    Args:
+        path: The file. A symbolic link is resolved once, here.
+        create: Create a missing store; its folder must exist, unless it is called `.pidurable`.
+        vfs: The name of a registered SQLite VFS; None for the system's own.
+        durability: `power`: a flushed batch survives a loss of power. `process`: the death of the
+            process.
+        read_only: Only look: needs no ownership, works beside a running holder. Writes are refused.
+        uuid: The session's uuid, where a store is created; drawn at random if None.
+        created_us: When the session began, where a store is created; now if None.
+
+    Raises:
+        StorageAccessError: Missing, unreadable, on a network file system, or not supported here.
+        NotAStoreError: The path holds something else. It was not touched.
+        StorageCorruptError: The file is damaged. It was not touched.
+        StorageTooNewError: A newer version wrote it. Upgrade.
+        StorageHeldError: It is of an older schema, and a live holder has it. Stop that one first.
+        MigrationError: It could not be brought to this schema. It is as it was.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        vfs: str | None = None,
+        durability: Durability = "power",
+        read_only: bool = False,
+        uuid: str | None = None,
+        created_us: int | None = None,
+    ) -> None:
+        given = os.fspath(path)
+        if given in ("", ":memory:") or "\0" in given:
+            raise InvalidArgumentError("path", "expected the path of a file", repr(given))
+        if durability not in ("power", "process"):
+            raise InvalidArgumentError(
+                "durability", "expected 'power' or 'process'", repr(durability)
+            )
+        self._store = os.path.realpath(given)
+        self._vfs = vfs
+        self._durability: Durability = durability
+        self._power = durability == "power"
+        self._read_only = read_only
+        self._pid = os.getpid()
+        self._closed = False
+        self._lock: LockFile | None = None
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
+        self._connections: list[apsw.Connection] = []
+        try:
+            self._open(create=create and not read_only, uuid=uuid, created_us=created_us)
+        except BaseException as error:
+            self._close_connections()
+            mapped = _open.map_error(error, self._store)
+            if mapped is None:
+                raise
+            raise mapped from error
+
+    # --- opening and closing -------------------------------------------------------------
+
+    def _open(self, *, create: bool, uuid: str | None, created_us: int | None) -> None:
+        store = self._store
+        _open.check_platform(store)
+        missing = _open.is_missing(store, create=create)
+        _open.refuse_network(store, _open.file_system(os.path.dirname(store)))
+        schema = 0 if missing else _open.identify(store, self._vfs, known=_migrate.SCHEMA)
+        if schema == 0 and not create:
+            raise StorageAccessError(
+                store, "its creation was interrupted; open it with create=True to create it"
+            )
+        if missing:
+            _open.create_file(store)
+        if self._read_only:
+            if schema < _migrate.SCHEMA:
+                raise StorageAccessError(
+                    store, f"it has the older schema {schema}; open it for work once to migrate it"
+                )
+            self._reader = self._connect(read_only=True)
+        else:
+            if not os.access(store, os.W_OK):
+                raise StorageAccessError(store, "this user may not write to it")
+            self._writer = self._connect(read_only=False)
+            if schema == 0:
+                _open.create_schema(self._writer, uuid=uuid, created_us=created_us)
+            elif schema < _migrate.SCHEMA:
+                self._migrate(schema)
+            mode = self._writer.execute("pragma journal_mode = wal").get
+            if mode != "wal":
+                raise StorageAccessError(store, f"its journal mode is {mode}, wal is needed")
+            self._checkpointer = self._connect(read_only=False)
+            self._reader = self._connect(read_only=True)
+            self._writer.set_busy_timeout(_open.COMMIT_BUSY_MS)
+            self._checkpointer.set_busy_timeout(_open.COMMIT_BUSY_MS)
+        self._check_whole()
+
+    def _connect(self, *, read_only: bool) -> apsw.Connection:
+        connection = _open.connect(self._store, self._vfs, read_only=read_only, power=self._power)
+        self._connections.append(connection)
+        return connection
+
+    def _check_whole(self) -> None:
+        """Read the first row, so that a file that cannot be used is reported by its opening."""
+        if self._reader.execute(sql.READS["head"]).fetchall() == []:
+            raise StorageCorruptError(self._store, "the row of the session is missing")
+
+    def _migrate(self, schema: int) -> None:
+        """Migrate, unless a live holder works on the older schema right now."""
+        found = self._found(self._writer)
+        if found is not None:
+            claim = HolderClaim(
+                holder_id="migration",
+                host=found.record.host,
+                pid=self._pid,
+                at_us=time.time_ns() // 1_000,
+                lease_seconds=Settings().lease_seconds,
+            )
+            state, lock = self._ask(found, claim)
+            if lock is not None:
+                lock.drop()
+            if judge(found.record, claim, state) in (Verdict.LIVE, Verdict.HUNG):
+                age = max(0.0, (claim.at_us - found.record.heartbeat_us) / 1_000_000)
+                if state is LockState.LOCKED or age < claim.lease_seconds:
+                    raise StorageHeldError(self._store, found.record.pid, found.record.host, age)
+        _open.migrate_store(
+            self._writer,
+            self._store,
+            schema,
+            known=_migrate.SCHEMA,
+            migrations=_migrate.MIGRATIONS,
+        )
+
+    def reopen(self) -> SqliteStorage:
+        """Open another handle on the same store, whether this one is open or closed."""
+        return SqliteStorage(
+            self._store,
+            create=False,
+            vfs=self._vfs,
+            durability=self._durability,
+            read_only=self._read_only,
+        )
+
+    @property
+    def store(self) -> str:
+        """The path, with links resolved."""
+        return self._store
+
+    def close(self) -> None:
+        """Close all handles; the last one moves the log into the file. Idempotent."""
+        if os.getpid() != self._pid:
+            _LEAKED.append((self._connections, self._lock))
+            self._closed = True
+            return
+        with self._write_lock, self._checkpoint_lock, self._read_lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._close_connections()
+            finally:
+                if self._lock is not None:
+                    self._lock.drop()
+
+    def _close_connections(self) -> None:
+        """Close the newest first: the writer is the last one, and may checkpoint."""
+        while self._connections:
+            connection = self._connections.pop()
+            try:
+                connection.close()
+            except apsw.Error as error:
+                raise StorageAccessError(self._store, f"closing failed ({error})") from error
+
+    def _check_usable(self, *, writing: bool) -> None:
+        if os.getpid() != self._pid:
+            raise StorageAccessError(
+                self._store,
+                f"this handle belongs to process {self._pid} and was used in its forked child "
+                f"{os.getpid()}; open the store again there",
+            )
+        if self._closed:
+            raise SessionClosedError(self._store)
+        if writing and self._read_only:
+            raise StorageRefusedError(self._store, "it was opened read-only")
+
+    # --- transactions --------------------------------------------------------------------
+
+    def _transact(self, body: Callable[[apsw.Connection], ResultT], *, flush: bool) -> ResultT:
+        """Run a body in one transaction of the writer. The caller has the write lock."""
+        self._check_usable(writing=True)
+        writer = self._writer
+        lowered = self._power and not flush
+        certain = True
+        try:
+            if lowered:
+                writer.execute("pragma synchronous = normal")
+            writer.execute("begin immediate")
+            result = body(writer)
+            certain = False
+            writer.execute("commit")
+        except BaseException as error:
+            rolled_back = self._roll_back()
+            mapped = _open.map_error(
+                error, self._store, writing=rolled_back, certain=certain and rolled_back
+            )
+            if mapped is None:
+                raise
+            raise mapped from error
+        finally:
+            if lowered and not writer.in_transaction:
+                writer.execute("pragma synchronous = full")
+        return result
+
+    def _roll_back(self) -> bool:
+        """Roll back if a transaction is open; tell whether certainly none is any more."""
+        if self._writer.in_transaction:
+            try:
+                self._writer.execute("rollback")
+            except apsw.Error:
+                # The first error is the one to report; that this one came makes it uncertain.
+                return False
+        return not self._writer.in_transaction
+
+    def _lost(self, writer: apsw.Connection, epoch: int) -> HolderLostError:
+        current = int(writer.execute("select epoch\nfrom session\nwhere id = 1").get)
+        return HolderLostError(self._store, epoch=epoch, current=current)
+
+    def apply(self, batch: Batch) -> None:
+        """Store a batch, whole or not at all. See `Storage`."""
+
+        def body(writer: apsw.Connection) -> None:
+            head = (batch.seq, batch.next_id, int(batch.clean), batch.epoch)
+            writer.execute(sql.HEAD_UPDATE, head)
+            if writer.changes() != 1:
+                raise self._lost(writer, batch.epoch)
+            self._write(writer, batch.writes)
+
+        with self._write_lock:
+            self._transact(body, flush=batch.flush)
+
+    def _write(self, writer: apsw.Connection, writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> None:
+        """Send the writes in order; neighbours of one kind share a statement."""
+        statements, exact = sql.WRITES, sql.EXACT
+        count, start = len(writes), 0
+        while start < count:
+            op, row = writes[start]
+            end = start + 1
+            while end < count and writes[end][0] == op:
+                end += 1
+            before = writer.total_changes() if op in exact else 0
+            if end - start == 1:
+                writer.execute(statements[op], row)
+            else:
+                writer.executemany(statements[op], [write[1] for write in writes[start:end]])
+            if op in exact:
+                changed = writer.total_changes() - before
+                check(
+                    changed == end - start,
+                    f"{self._store}: {end - start} writes of {Op(op).name} changed {changed} rows",
+                )
+            start = end
+
+    def checkpoint(self, *, truncate: bool = False) -> int:
+        """Move the log into the file; return how many pages the log holds after it.
+
+        Pages that a reader still needs stay; so does everything if another checkpoint is running.
+        """
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with self._checkpoint_lock:
+            self._check_usable(writing=True)
+            try:
+                pages, _moved = self._checkpointer.wal_checkpoint(mode=mode)
+            except apsw.BusyError:
+                pages = self._log_pages()
+            except apsw.Error as error:
+                raise _open.map_error(error, self._store, writing=True) or error from error
+        return max(0, pages)
+
+    def _log_pages(self) -> int:
+        try:
+            return os.stat(f"{self._store}-wal").st_size // _PAGE_FRAME_BYTES
+        except FileNotFoundError:
+            return 0
+
+    # --- holding -------------------------------------------------------------------------
+
+    def acquire(self, claim: HolderClaim, *, takeover: bool) -> Head:
+        """Become the holder; see `Storage`.
+
+        Of two that try at once exactly one wins: the write transaction decides.
+
+        Raises:
+            StorageHeldError: A live holder has it, and `takeover` is False.
+            StorageRefusedError: The store stayed busy for 5 seconds. Nothing was changed.
+        """
+        own: LockFile | None = None
+        dead: LockFile | None = None
+
+        def body(writer: apsw.Connection) -> Head:
+            nonlocal own, dead
+            found = self._found(writer)
+            record = found.record if found is not None else None
+            state = LockState.UNKNOWN
+            if found is not None and not found.record.released:
+                state, dead = self._ask(found, claim)
+            check_free(self._store, record, claim, judge(record, claim, state), takeover)
+            head = _head(writer.execute(sql.READS["head"]).fetchall())
+            epoch = head.epoch + 1
+            own = take_lock(self._store, epoch)
+            try:
+                self._store_holder(writer, claim, epoch, own, head.uuid)
+            except BaseException:
+                # Still inside the write lock, so nobody else can be trying this epoch.
+                own.remove()
+                raise
+            return head._replace(epoch=epoch)
+
+        with self._write_lock:
+            self._check_usable(writing=True)
+            self._writer.set_busy_timeout(_open.OPEN_BUSY_MS)
+            try:
+                head = self._transact(body, flush=True)
+            except BaseException:
+                for lock in (own, dead):
+                    if lock is not None:
+                        lock.drop()
+                raise
+            finally:
+                self._writer.set_busy_timeout(_open.COMMIT_BUSY_MS)
+            for old in (dead, self._lock):
+                if old is not None:
+                    old.remove()
+            self._lock = own
+        return head
+
+    def _store_holder(
+        self,
+        writer: apsw.Connection,
+        claim: HolderClaim,
+        epoch: int,
+        own: LockFile,
+        store_uuid: str,
+    ) -> None:
+        writer.execute(sql.EPOCH_UPDATE, (epoch,))
+        row = (
+            epoch,
+            claim.holder_id,
+            claim.host,
+            claim.pid,
+            claim.at_us,
+            os.path.basename(own.path),
+            store_uuid,
+            os.stat(self._store).st_ino,
+        )
+        writer.execute(sql.HOLDER_REPLACE, row)
+        writer.execute(sql.HEARTBEAT_REPLACE, (epoch, claim.at_us))
+
+    def _ask(self, found: _Found, claim: HolderClaim) -> tuple[LockState, LockFile | None]:
+        """Ask the lock file of the record, if this store is the one that the record is about."""
+        if found.record.host != claim.host:
+            return LockState.UNKNOWN, None
+        if found.inode != os.stat(self._store).st_ino:
+            return LockState.UNKNOWN, None
+        if found.store_uuid != self._writer.execute("select uuid from session").get:
+            return LockState.UNKNOWN, None
+        return ask_lock(found.record.lock_file)
+
+    def _found(self, connection: apsw.Connection) -> _Found | None:
+        rows = connection.execute(sql.READS["holder"]).fetchall()
+        if not rows:
+            return None
+        return self._holder_record(rows[0])
+
+    def _holder_record(self, row: tuple[Any, ...]) -> _Found:
+        epoch, holder_id, host, pid, started_us, heartbeat_us, lock_name, released = row[:8]
+        # Only the name is stored, so that a renamed folder still finds its lock file.
+        name = os.path.basename(lock_name) if lock_name else None
+        folder = os.path.dirname(self._store)
+        record = HolderRecord(
+            epoch=epoch,
+            holder_id=holder_id,
+            host=host,
+            pid=pid,
+            started_us=started_us,
+            heartbeat_us=heartbeat_us,
+            lock_file=os.path.join(folder, name) if name else None,
+            released=bool(released),
+        )
+        return _Found(record, row[8], row[9])
+
+    def heartbeat(self, epoch: int, at_us: int) -> None:
+        """Store a sign of life, in a transaction of its own, without a flush."""
+
+        def body(writer: apsw.Connection) -> None:
+            writer.execute(sql.HEARTBEAT, (at_us, epoch))
+            if writer.changes() != 1:
+                raise self._lost(writer, epoch)
+
+        with self._write_lock:
+            self._transact(body, flush=False)
+
+    def holder(self) -> HolderRecord | None:
+        rows = self._rows("holder", ())
+        return self._holder_record(rows[0]).record if rows else None
+
+    def release(self, epoch: int) -> None:
+        """Give the session up and remove the lock file of this handle.
+
+        Raises:
+            HolderLostError: It was taken over already. The lock file is removed all the same: no
+                record names it any more.
+        """
+
+        def body(writer: apsw.Connection) -> None:
+            head = _head(writer.execute(sql.READS["head"]).fetchall())
+            if head.epoch != epoch:
+                raise self._lost(writer, epoch)
+            writer.execute(sql.HOLDER_RELEASE, (epoch,))
+
+        with self._write_lock:
+            try:
+                self._transact(body, flush=True)
+            except HolderLostError:
+                self._remove_lock(epoch)
+                raise
+            self._remove_lock(epoch)
+
+    def _remove_lock(self, epoch: int) -> None:
+        if self._lock is not None and self._lock.path == lock_path(self._store, epoch):
+            self._lock.remove()
+            self._lock = None
+
+    # --- reading -------------------------------------------------------------------------
+
+    def _rows(self, name: str, values: Sequence[Any]) -> list[Any]:
+        return self._read(sql.READS[name], values)
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        """Run one read to its end. Called from any thread."""
+        # Checked before the lock: a child forked while a thread reads would wait for ever.
+        self._check_usable(writing=False)
+        with self._read_lock:
+            self._check_usable(writing=False)
+            try:
+                return self._reader.execute(statement, tuple(values)).fetchall()
+            except (apsw.Error, TypeError, OverflowError, UnicodeError) as error:
+                mapped: PidurableError | None = _open.map_error(error, self._store)
+                raise mapped or InternalError(f"{self._store}: {error!r}") from error
+
+    def _value(self, name: str, *values: Any) -> Any:
+        """The only column of the only row, or None."""
+        rows = self._rows(name, values)
+        return rows[0][0] if rows else None
+
+    def head(self) -> Head:
+        return _head(self._rows("head", ()))
+
+    def conversation(self, id: int) -> ConversationRow | None:
+        rows = self._rows("conversation", (id,))
+        return ConversationRow(*rows[0]) if rows else None
+
+    def conversation_by_key(self, owner: int, key: str) -> ConversationRow | None:
+        rows = self._rows("conversation_by_key", (owner, key))
+        return ConversationRow(*rows[0]) if rows else None
+
+    def conversations_by_owner(
+        self, owner: int | None, *, after: int = 0, limit: int = 1000
+    ) -> list[ConversationRow]:
+        rows = self._rows("conversations_by_owner", (owner, after, max(0, limit)))
+        return [ConversationRow(*row) for row in rows]
+
+    def entry(self, id: int) -> EntryRow | None:
+        rows = self._rows("entry", (id,))
+        return EntryRow(*rows[0]) if rows else None
+
+    def entries(
+        self,
+        conversation: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[EntryRow]:
+        last = sql.LAST_ID if before is None else before
+        name = "entries_reverse" if reverse else "entries"
+        rows = self._rows(name, (conversation, after, last, max(0, limit)))
+        return [EntryRow(*row) for row in rows]
+
+    def last_head(self, conversation: int, *, before: int | None = None) -> EntryRow | None:
+        last = sql.LAST_ID if before is None else before
+        rows = self._rows("last_head", (conversation, last))
+        return EntryRow(*rows[0]) if rows else None
+
+    def task(self, id: int) -> TaskRow | None:
+        rows = self._rows("task", (id,))
+        return TaskRow(*rows[0]) if rows else None
+
+    def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
+        if owner is None:
+            rows = self._rows("task_by_conversation_key", (conversation, key))
+        else:
+            rows = self._rows("task_by_owner_key", (owner, key))
+        return TaskRow(*rows[0]) if rows else None
+
+    def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
+        return self._rows("keyed_tasks", (owner,))
+
+    def live_tasks(self, *, after: int = 0, limit: int = 10_000) -> list[TaskRow]:
+        return [TaskRow(*row) for row in self._rows("live_tasks", (after, max(0, limit)))]
+
+    def tasks(
+        self,
+        *,
+        conversation: int | None = None,
+        kind: str | None = None,
+        status: int | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[TaskRow]:
+        statement, values = sql.task_scan(
+            conversation=conversation, kind=kind, status=status, reverse=reverse
+        )
+        rows = self._read(statement, (*values, after, max(0, limit)))
+        return [TaskRow(*row) for row in rows]
+
+    def task_input(self, task: int) -> str | None:
+        value: str | None = self._value("task_input", task)
+        return value
+
+    def task_checkpoint(self, task: int) -> tuple[str, str] | None:
+        rows: list[tuple[str, str]] = self._rows("task_checkpoint", (task,))
+        return rows[0] if rows else None
+
+    def task_wait(self, task: int) -> str | None:
+        value: str | None = self._value("task_wait", task)
+        return value
+
+    def task_outcome(self, task: int) -> str | None:
+        value: str | None = self._value("task_outcome", task)
+        return value
+
+    def task_memos(self, task: int) -> list[tuple[str, str]]:
+        return self._rows("task_memos", (task,))
+
+    def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
+        return [SignalRow(*row) for row in self._rows("signals", (task, max(0, limit)))]
+
+    def live_signals(self) -> list[tuple[int, int]]:
+        return self._rows("live_signals", ())
+
+    def signal_by_key(self, task: int, key: str) -> int | None:
+        value: int | None = self._value("signal_by_key", task, key)
+        return value
+
+    def submission(self, id: int) -> SubmissionRow | None:
+        rows = self._rows("submission", (id,))
+        return SubmissionRow(*rows[0]) if rows else None
+
+    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None:
+        rows = self._rows("submission_by_request", (conversation, request_id))
+        return SubmissionRow(*rows[0]) if rows else None
+
+    def open_submissions(self, conversation: int) -> list[SubmissionRow]:
+        return [SubmissionRow(*row) for row in self._rows("open_submissions", (conversation,))]
+
+    def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
+        rows = self._rows("document", (name, scope, scope_id, key))
+        return DocumentRow(*rows[0]) if rows else None
+
+    def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        return [DocumentRow(*row) for row in self._rows("documents", (scope, scope_id))]
+
+    def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
+        last = sql.LAST_ID if upto_seq is None else upto_seq
+        return [RevisionRow(*row) for row in self._rows("revisions", (document, last))]
+
+    def blob(self, sha256: str) -> bytes | None:
+        value: bytes | None = self._value("blob", sha256)
+        return value
+
+
+def _head(rows: list[Any]) -> Head:
+    check(len(rows) == 1, f"the store has {len(rows)} rows that describe its session")
+    uuid, created_us, epoch, seq, next_id, clean = rows[0]
+    return Head(uuid, created_us, epoch, seq, next_id, bool(clean))

@@ -1,0 +1,427 @@
+"""Open the file of a store: look at it first, create or migrate it, and map SQLite's errors.
+
+Invariants:
+
+* a path that is not a store of a schema known here is left exactly as it was, with nothing
+  created beside it;
+* the three files are opened by SQLite alone: a plain handle closed in this process would drop
+  the locks that SQLite holds on them;
+* `application_id`, `user_version` and the tables are stored in one transaction, before the
+  switch to the write-ahead log, so the main file alone tells what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import sys
+import time
+import uuid as uuid_module
+from collections.abc import Mapping
+from importlib import resources
+from urllib.parse import quote
+
+import apsw
+import attrs
+
+from pidurable.errors import (
+    InternalError,
+    NotAStoreError,
+    PidurableError,
+    StorageAccessError,
+    StorageCorruptError,
+    StorageRefusedError,
+    StorageTooNewError,
+)
+from pidurable.storage._migrate import MIGRATIONS, SCHEMA, Migration, migrate
+
+APPLICATION_ID = 0x70694475  # "piDu"
+SQLITE_OLDEST = 3_051_003
+"""Older ones can lose a commit when the write-ahead log is reset (sqlite.org/wal.html)."""
+OPEN_BUSY_MS = 5_000
+COMMIT_BUSY_MS = 250
+STATEMENTS_CACHED = 200
+WAL_BYTES_KEPT = 64 * 1024 * 1024
+"""A log that grew beyond this behind a long read is cut back when it is reset."""
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *("afs", "afpfs", "ceph", "cifs", "coda", "davfs", "glusterfs", "lustre", "ncpfs"),
+        *("nfs", "nfs4", "smb2", "smb3", "smbfs", "webdav"),
+        *("fuse.ceph", "fuse.davfs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.nfs"),
+        *("fuse.rclone", "fuse.s3fs", "fuse.smbnetfs", "fuse.sshfs"),
+        # Windows drives under WSL, which mounts them as 9p: no coherent shared memory there.
+        "drvfs",
+    }
+)
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+_BUSY = (apsw.BusyError, apsw.LockedError, apsw.FullError, apsw.InterruptError)
+"""Certain, also when COMMIT itself reports it: nothing of the transaction is stored."""
+
+_ENVIRONMENT = (
+    apsw.AbortError,
+    apsw.AuthError,
+    apsw.CantOpenError,
+    apsw.IOError,
+    apsw.NoLFSError,
+    apsw.NoMemError,
+    apsw.PermissionsError,
+    apsw.ProtocolError,
+    apsw.ReadOnlyError,
+    apsw.VFSFileClosedError,
+    apsw.VFSNotImplementedError,
+)
+"""The machine's fault. Certain before COMMIT was tried, uncertain from then on."""
+
+_DAMAGE = (apsw.CorruptError, apsw.FormatError, apsw.NotADBError)
+
+_BUG = (
+    apsw.BindingsError,
+    apsw.ConnectionClosedError,
+    apsw.ConnectionNotClosedError,
+    apsw.ConstraintError,
+    apsw.CursorClosedError,
+    apsw.EmptyError,
+    apsw.ExecTraceAbort,
+    apsw.ExecutionCompleteError,
+    apsw.ExtensionLoadingError,
+    apsw.ForkingViolationError,
+    apsw.IncompleteExecutionError,
+    apsw.InternalError,
+    apsw.InvalidContextError,
+    apsw.MismatchError,
+    apsw.MisuseError,
+    apsw.NoFTS5Error,
+    apsw.NotFoundError,
+    apsw.RangeError,
+    apsw.SchemaChangeError,
+    apsw.SQLError,
+    apsw.ThreadingViolationError,
+    apsw.TooBigError,
+    # What binding a value raises that SQLite has no type for.
+    TypeError,
+    OverflowError,
+    UnicodeError,
+)
+
+MAPPED = (*_BUSY, *_ENVIRONMENT, *_DAMAGE, *_BUG)
+"""Every error that `map_error` knows. A test compares it with what apsw exports."""
+
+
+def map_error(
+    error: BaseException, store: str, *, writing: bool = False, certain: bool = False
+) -> PidurableError | None:
+    """Return our error for one of SQLite's, or None for what is not SQLite's: let that pass.
+
+    Args:
+        writing: A transaction that writes met it, not a read.
+        certain: It was rolled back before COMMIT was tried. `_BUSY` errors are certain always.
+    """
+    problem = f"{type(error).__name__}: {error}"
+    if isinstance(error, _BUSY):
+        return (
+            StorageRefusedError(store, problem) if writing else StorageAccessError(store, problem)
+        )
+    if isinstance(error, _ENVIRONMENT):
+        if writing and certain:
+            return StorageRefusedError(store, problem)
+        return StorageAccessError(store, problem)
+    if isinstance(error, _DAMAGE):
+        return StorageCorruptError(store, problem)
+    if isinstance(error, _BUG):
+        return InternalError(f"{store}: {problem}")
+    return None
+
+
+# --- looking at a path ------------------------------------------------------------------------
+
+
+def check_platform(store: str) -> None:
+    """Refuse what cannot keep the promises, before anything is touched.
+
+    Raises:
+        StorageAccessError: Windows, or a SQLite older than 3.51.3.
+    """
+    if sys.platform == "win32":
+        raise StorageAccessError(store, "Windows is not supported; use Linux, macOS or WSL")
+    if apsw.SQLITE_VERSION_NUMBER < SQLITE_OLDEST or _library_version() < SQLITE_OLDEST:
+        raise StorageAccessError(
+            store,
+            f"SQLite {apsw.sqlite_lib_version()} can lose commits, 3.51.3 or newer is needed; "
+            "upgrade apsw",
+        )
+
+
+def _library_version() -> int:
+    major, minor, patch = (int(part) for part in apsw.sqlite_lib_version().split(".")[:3])
+    return major * 1_000_000 + minor * 1_000 + patch
+
+
+def file_system(path: str) -> str | None:
+    """Return the type of the file system that a path lies on, or None where nobody says."""
+    if sys.platform == "darwin":
+        return _file_system_darwin(path)
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            return file_system_of(path, mounts.read())
+    except OSError:
+        return None
+
+
+def _file_system_darwin(path: str) -> str | None:
+    """Ask statfs: its 64-bit structure has the type's name, 16 bytes, at offset 72."""
+    buffer = ctypes.create_string_buffer(4096)
+    if ctypes.CDLL(None).statfs(os.fsencode(path), buffer) != 0:
+        return None
+    return buffer.raw[72:88].split(b"\0", 1)[0].decode("ascii", "replace")
+
+
+def file_system_of(path: str, mountinfo: str) -> str | None:
+    """Find the file system of a path in the text of a mountinfo file: the longest mount point."""
+    best, found = -1, None
+    for line in mountinfo.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, types = before.split(), after.split()
+        if not separator or len(fields) < 5 or not types:
+            continue
+        point = fields[4].encode().decode("unicode_escape") if "\\" in fields[4] else fields[4]
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        # A later line of the same mount point lies above the earlier one.
+        if inside and len(point) >= best:
+            drvfs = types[0] == "9p" and "aname=drvfs" in after
+            best, found = len(point), "drvfs" if drvfs else types[0]
+    return found
+
+
+def refuse_network(store: str, kind: str | None) -> None:
+    """Refuse a file system on which the write-ahead log's shared memory does not work.
+
+    Raises:
+        StorageAccessError: It is a network file system. Put the store on a local disk.
+    """
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StorageAccessError(
+            store, f"it lies on a network file system ({kind}); put the store on a local disk"
+        )
+
+
+def is_missing(store: str, *, create: bool) -> bool:
+    """Tell whether there is nothing yet at a path; a file of 0 bytes counts as missing.
+
+    Raises:
+        NotAStoreError: It is a folder, or something else that is not a file.
+        StorageAccessError: It cannot be looked at, or is missing and is not to be created.
+    """
+    try:
+        found = os.stat(store)
+    except FileNotFoundError:
+        found = None
+    except OSError as error:
+        raise StorageAccessError(store, error.strerror or str(error)) from error
+    if found is not None:
+        if stat.S_ISDIR(found.st_mode):
+            raise NotAStoreError(store, "it is a folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise NotAStoreError(store, "it is not a regular file")
+        if not os.access(store, os.R_OK):
+            raise StorageAccessError(store, "this user may not read it")
+        if found.st_size > 0:
+            return False
+    if not create:
+        what = "there is no such file" if found is None else "it is empty"
+        raise StorageAccessError(store, f"{what}; open it with create=True to create a store")
+    return True
+
+
+@attrs.frozen(kw_only=True)
+class _Seen:
+    application_id: int
+    schema: int
+    tables: int
+
+
+def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
+    """Read what a file says it is, without locks or side files where `immutable`."""
+    name = "file:" + quote(store) + ("?immutable=1" if immutable else "?mode=ro")
+    connection = apsw.Connection(
+        name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs
+    )
+    try:
+        connection.set_busy_timeout(OPEN_BUSY_MS)
+        numbers = [
+            int(connection.execute(statement).get)
+            for statement in (
+                "pragma application_id",
+                "pragma user_version",
+                "select count(*) from sqlite_schema",
+            )
+        ]
+    finally:
+        connection.close()
+    return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2])
+
+
+def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
+    """Return the schema of the store at a path; 0 for one whose creation was interrupted.
+
+    Looks without taking locks, so that not even a side file is created. A holder that moves its
+    log into the file meanwhile can make such a look fail; only where side files exist already,
+    and so nothing would be created, a locking look decides.
+
+    Raises:
+        NotAStoreError: Not a database, or one of another application.
+        StorageCorruptError: It is damaged, or cut short.
+        StorageTooNewError: A newer program wrote it.
+    """
+    journal = os.path.exists(f"{store}-journal")
+    try:
+        try:
+            seen = _look(store, vfs, immutable=True)
+        except (apsw.CorruptError, apsw.NotADBError):
+            if journal:
+                return 0
+            if not (os.path.exists(f"{store}-wal") and os.path.exists(f"{store}-shm")):
+                raise
+            seen = _look(store, vfs, immutable=False)
+    except apsw.NotADBError as error:
+        raise NotAStoreError(store, "it is not an SQLite database") from error
+    except apsw.Error as error:
+        raise map_error(error, store) or error from error
+    if seen.application_id != APPLICATION_ID:
+        if seen.application_id == 0 and seen.tables == 0 and journal:
+            return 0
+        raise NotAStoreError(
+            store,
+            f"it is an SQLite database of another application (id {seen.application_id:#010x})",
+        )
+    if seen.schema > known:
+        raise StorageTooNewError(store, seen.schema, known)
+    if seen.schema < 1:
+        raise StorageCorruptError(store, f"its schema number is {seen.schema}")
+    return seen.schema
+
+
+# --- connections ------------------------------------------------------------------------------
+
+
+def connect(store: str, vfs: str | None, *, read_only: bool, power: bool) -> apsw.Connection:
+    """Open one connection with the settings that all of ours have in common."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    connection = apsw.Connection(store, flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED)
+    try:
+        connection.set_busy_timeout(OPEN_BUSY_MS)
+        for option, value in (
+            (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+            (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+            (apsw.SQLITE_DBCONFIG_DQS_DML, 0),
+            (apsw.SQLITE_DBCONFIG_DQS_DDL, 0),
+        ):
+            connection.config(option, value)
+        connection.execute("pragma foreign_keys = on")
+        connection.execute("pragma temp_store = memory")
+        connection.execute(f"pragma synchronous = {'full' if power else 'normal'}")
+        # On macOS a plain fsync does not reach the platter; elsewhere these say nothing.
+        connection.execute(f"pragma fullfsync = {'on' if power else 'off'}")
+        connection.execute(f"pragma checkpoint_fullfsync = {'on' if power else 'off'}")
+        connection.execute("pragma wal_autocheckpoint = 0")
+        connection.execute(f"pragma journal_size_limit = {WAL_BYTES_KEPT}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def create_file(store: str) -> None:
+    """Create the empty file of a store, for its owner alone, before SQLite opens it.
+
+    Then SQLite gives its side files the same mode. A folder called `.pidurable` is created too.
+
+    Raises:
+        StorageAccessError: The folder is missing, or may not be written to.
+    """
+    folder = os.path.dirname(store)
+    try:
+        if os.path.basename(folder) == ".pidurable":
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+        if not os.path.isdir(folder):
+            raise StorageAccessError(store, f"the folder {folder} does not exist; create it first")
+        try:
+            handle = os.open(store, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            # Empty, or created by somebody else meanwhile; the schema transaction decides. A
+            # plain handle on it could drop locks of this process, so it is not opened here.
+            os.chmod(store, 0o600)
+        else:
+            os.close(handle)
+        folder_handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder_handle)
+        finally:
+            os.close(folder_handle)
+    except OSError as error:
+        if isinstance(error, StorageAccessError):
+            raise
+        raise StorageAccessError(
+            store, f"it cannot be created ({error.strerror or error})"
+        ) from error
+
+
+def create_schema(connection: apsw.Connection, *, uuid: str | None, created_us: int | None) -> None:
+    """Store the schema and the first row, in one transaction; leave a finished store as it is."""
+    text = resources.files("pidurable.storage").joinpath(f"schema_v{SCHEMA}.sql").read_text("utf-8")
+    connection.execute("begin exclusive")
+    try:
+        if connection.execute("select count(*) from sqlite_schema").get == 0:
+            connection.execute(text)
+            connection.execute(
+                "insert into session (id, uuid, created_us, epoch, seq, next_id, clean)"
+                "\nvalues (1, ?, ?, 0, 0, 1, 1)",
+                (
+                    uuid if uuid is not None else str(uuid_module.uuid4()),
+                    created_us if created_us is not None else time.time_ns() // 1_000,
+                ),
+            )
+            connection.execute(f"pragma application_id = {APPLICATION_ID}")
+            connection.execute(f"pragma user_version = {SCHEMA}")
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
+
+
+def copy_database(connection: apsw.Connection, path: str) -> None:
+    """Copy a store through SQLite's backup, into a new file for its owner alone."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    target = apsw.Connection(path)
+    try:
+        with target.backup("main", connection, "main") as backup:
+            while not backup.done:
+                backup.step(1_000)
+    finally:
+        target.close()
+
+
+def migrate_store(
+    connection: apsw.Connection,
+    store: str,
+    found: int,
+    *,
+    known: int = SCHEMA,
+    migrations: Mapping[int, Migration] = MIGRATIONS,
+) -> None:
+    """Migrate an older store, keeping a copy. The caller has seen that nobody holds it."""
+    migrate(
+        connection,
+        store=store,
+        found=found,
+        known=known,
+        migrations=migrations,
+        copy=lambda path: copy_database(connection, path),
+    )

@@ -1,0 +1,200 @@
+"""Every SQL statement that a running session executes, in two tables: writes by op, reads by name.
+
+A test explains each read and fails on one that scans a table, so a new read belongs here and
+nowhere else. Parameters are always bound, in the order of the row's columns.
+"""
+
+# ruff: noqa: S608 - only names of tables and columns of ours are put into the text.
+
+from __future__ import annotations
+
+from typing import Any
+
+from pidurable.storage._contract import (
+    ConversationRow,
+    DocumentRow,
+    EntryRow,
+    Op,
+    RevisionRow,
+    SignalRow,
+    SubmissionRow,
+    SubmissionStateRow,
+    TaskRow,
+    TaskStateRow,
+)
+
+LAST_ID = 2**63 - 1
+
+
+def _insert(table: str, columns: tuple[str, ...]) -> str:
+    names = ", ".join(columns)
+    places = ", ".join("?" for _ in columns)
+    return f"insert into {table} ({names})\nvalues ({places})"
+
+
+def _update(table: str, columns: tuple[str, ...]) -> str:
+    """Every column but the last is replaced; the last one, the id, says where."""
+    assignments = ", ".join(f"{name} = ?" for name in columns[:-1])
+    return f"update {table}\nset {assignments}\nwhere {columns[-1]} = ?"
+
+
+WRITES: dict[Op, str] = {
+    Op.CONVERSATION: _insert("conversations", ConversationRow._fields),
+    Op.ENTRY: _insert("entries", EntryRow._fields),
+    Op.TASK: _insert("tasks", TaskRow._fields),
+    Op.TASK_INPUT: _insert("inputs", ("task", "value")),
+    Op.TASK_STATE: _update("tasks", TaskStateRow._fields),
+    Op.CHECKPOINT: (
+        "insert or replace into checkpoints (task, phase, value, at_us)\nvalues (?, ?, ?, ?)"
+    ),
+    Op.CHECKPOINT_DELETE: "delete from checkpoints\nwhere task = ?",
+    Op.WAIT: "insert or replace into waits (task, value)\nvalues (?, ?)",
+    Op.WAIT_DELETE: "delete from waits\nwhere task = ?",
+    Op.OUTCOME: _insert("outcomes", ("task", "value")),
+    Op.MEMO: _insert("memos", ("task", "name", "value")),
+    Op.MEMOS_DELETE: "delete from memos\nwhere task = ?",
+    Op.SIGNAL: _insert("signals", SignalRow._fields),
+    Op.SIGNAL_DELETE: "delete from signals\nwhere id = ?",
+    Op.SIGNALS_DELETE: "delete from signals\nwhere task = ?",
+    Op.SUBMISSION: _insert("submissions", SubmissionRow._fields),
+    Op.SUBMISSION_STATE: _update("submissions", SubmissionStateRow._fields),
+    Op.DOCUMENT: _insert("documents", DocumentRow._fields),
+    Op.DOCUMENT_RETIRE: "update documents\nset retired = 1\nwhere id = ? and retired = 0",
+    Op.REVISION: _insert("revisions", RevisionRow._fields),
+    Op.REVISIONS_DELETE: "delete from revisions\nwhere document = ? and seq < ?",
+    Op.BLOB: "insert or ignore into blobs (sha256, bytes)\nvalues (?, ?)",
+}
+
+EXACT = frozenset({Op.TASK_STATE, Op.SUBMISSION_STATE, Op.DOCUMENT_RETIRE})
+"""Ops whose row must exist: one row changed for each write, or the batch contradicts the store."""
+
+HEAD_UPDATE = "update session\nset seq = ?, next_id = ?, clean = ?\nwhere id = 1 and epoch = ?"
+HEARTBEAT = (
+    "update heartbeat\nset at_us = ?"
+    "\nwhere id = 1 and epoch = ? and epoch = (select epoch from session where id = 1)"
+)
+EPOCH_UPDATE = "update session\nset epoch = ?, clean = 0\nwhere id = 1"
+HOLDER_REPLACE = (
+    "insert or replace into holder (id, epoch, holder_id, host, pid, started_us, lock_file,"
+    " store_uuid, inode, released)\nvalues (1, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
+)
+HEARTBEAT_REPLACE = "insert or replace into heartbeat (id, epoch, at_us)\nvalues (1, ?, ?)"
+HOLDER_RELEASE = "update holder\nset released = 1\nwhere id = 1 and epoch = ?"
+
+_CONVERSATION = ", ".join(ConversationRow._fields)
+_ENTRY = ", ".join(EntryRow._fields)
+_TASK = ", ".join(TaskRow._fields)
+_SIGNAL = ", ".join(SignalRow._fields)
+_SUBMISSION = ", ".join(SubmissionRow._fields)
+_DOCUMENT = ", ".join(DocumentRow._fields)
+_REVISION = ", ".join(RevisionRow._fields)
+
+READS: dict[str, str] = {
+    "head": ("select uuid, created_us, epoch, seq, next_id, clean\nfrom session\nwhere id = 1"),
+    "holder": (
+        "select holder.epoch, holder_id, host, pid, started_us, heartbeat.at_us, lock_file,"
+        " released, store_uuid, inode\nfrom holder\njoin heartbeat on heartbeat.id = holder.id"
+        "\nwhere holder.id = 1"
+    ),
+    "conversation": f"select {_CONVERSATION}\nfrom conversations\nwhere id = ?",
+    "conversation_by_key": (
+        f"select {_CONVERSATION}\nfrom conversations"
+        "\nwhere owner = ? and key = ? and key is not null and owner is not null"
+    ),
+    "conversations_by_owner": (
+        f"select {_CONVERSATION}\nfrom conversations"
+        "\nwhere owner is ? and id > ?\norder by id\nlimit ?"
+    ),
+    "entry": f"select {_ENTRY}\nfrom entries\nwhere id = ?",
+    "entries": (
+        f"select {_ENTRY}\nfrom entries"
+        "\nwhere conversation = ? and id > ? and id < ?\norder by id\nlimit ?"
+    ),
+    "entries_reverse": (
+        f"select {_ENTRY}\nfrom entries"
+        "\nwhere conversation = ? and id > ? and id < ?\norder by id desc\nlimit ?"
+    ),
+    "last_head": (
+        f"select {_ENTRY}\nfrom entries"
+        "\nwhere conversation = ? and head is not null and id < ?\norder by id desc\nlimit 1"
+    ),
+    "task": f"select {_TASK}\nfrom tasks\nwhere id = ?",
+    "task_by_owner_key": (
+        f"select {_TASK}\nfrom tasks"
+        "\nwhere owner = ? and key = ? and key is not null and owner is not null"
+    ),
+    "task_by_conversation_key": (
+        f"select {_TASK}\nfrom tasks"
+        "\nwhere conversation = ? and key = ? and key is not null and owner is null"
+    ),
+    "keyed_tasks": (
+        "select key, id\nfrom tasks"
+        "\nwhere owner = ? and key is not null and owner is not null\norder by key"
+    ),
+    "live_tasks": f"select {_TASK}\nfrom tasks\nwhere status < 4 and id > ?\norder by id\nlimit ?",
+    "task_input": "select value\nfrom inputs\nwhere task = ?",
+    "task_checkpoint": "select phase, value\nfrom checkpoints\nwhere task = ?",
+    "task_wait": "select value\nfrom waits\nwhere task = ?",
+    "task_outcome": "select value\nfrom outcomes\nwhere task = ?",
+    "task_memos": "select name, value\nfrom memos\nwhere task = ?\norder by name",
+    "signals": f"select {_SIGNAL}\nfrom signals\nwhere task = ?\norder by id\nlimit ?",
+    "live_signals": "select task, count(*)\nfrom signals\ngroup by task\norder by task",
+    "signal_by_key": "select id\nfrom signals\nwhere task = ? and key = ? and key is not null",
+    "submission": f"select {_SUBMISSION}\nfrom submissions\nwhere id = ?",
+    "submission_by_request": (
+        f"select {_SUBMISSION}\nfrom submissions"
+        "\nwhere conversation = ? and request_id = ? and request_id is not null"
+    ),
+    "open_submissions": (
+        f"select {_SUBMISSION}\nfrom submissions"
+        "\nwhere conversation = ? and status in ('queued', 'placed')\norder by id"
+    ),
+    "document": (
+        f"select {_DOCUMENT}\nfrom documents"
+        "\nwhere name = ? and scope = ? and scope_id = ? and key = ? and retired = 0"
+    ),
+    "documents": (
+        f"select {_DOCUMENT}\nfrom documents"
+        "\nwhere scope = ? and scope_id = ? and retired = 0\norder by id"
+    ),
+    "revisions": (
+        f"select {_REVISION}\nfrom revisions\nwhere document = ?1 and seq <= ?2 and seq >= ("
+        "\n  select seq\n  from revisions\n  where document = ?1 and seq <= ?2 and base = 1"
+        "\n  order by seq desc\n  limit 1\n)\norder by seq"
+    ),
+    "blob": "select bytes\nfrom blobs\nwhere sha256 = ?",
+}
+
+PEOPLE_READS: dict[str, str] = {}
+"""The filters of `tasks` without a conversation: for people, and exempt from the plan test."""
+
+
+def _task_scan_name(filters: tuple[str, ...], reverse: bool) -> str:
+    return "tasks:" + ",".join(filters) + (":reverse" if reverse else "")
+
+
+def _add_task_scans() -> None:
+    for number in range(8):
+        names = ("conversation", "kind", "status")
+        filters = tuple(name for bit, name in enumerate(names) if number >> bit & 1)
+        terms = " and ".join([*(f"{name} = ?" for name in filters), "id > ?"])
+        table = READS if not filters or "conversation" in filters else PEOPLE_READS
+        for reverse in (False, True):
+            order = "id desc" if reverse else "id"
+            table[_task_scan_name(filters, reverse)] = (
+                f"select {_TASK}\nfrom tasks\nwhere {terms}\norder by {order}\nlimit ?"
+            )
+
+
+_add_task_scans()
+
+
+def task_scan(
+    *, conversation: int | None, kind: str | None, status: int | None, reverse: bool
+) -> tuple[str, list[Any]]:
+    """Return the scan of tasks for the filters that are given, and their values in its order."""
+    given = {"conversation": conversation, "kind": kind, "status": status}
+    filters = tuple(name for name, value in given.items() if value is not None)
+    name = _task_scan_name(filters, reverse)
+    sql = READS.get(name) or PEOPLE_READS[name]
+    return sql, [given[filter_] for filter_ in filters]
