@@ -12,6 +12,7 @@ reads a frozen `DefinitionInfo` and looks nothing up by name.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import re
@@ -36,9 +37,8 @@ from pidurable.tasks._phase import (
     bind_phases,
     check_handler,
     describe,
-    is_phase,
-    nearest,
     phase as phase,
+    phase_method,
 )
 from pidurable.tasks._retry import Retry as Retry, backoff as backoff
 
@@ -267,9 +267,11 @@ def _collect(cls: type) -> tuple[dict[str, object], dict[str, str]]:
             continue
         for name, value in base.__dict__.items():
             attributes[name] = value
-            if is_phase(value):
+            if phase_method(value) is not None:
                 marked_by[name] = base.__name__
-    overridden = {name: base for name, base in marked_by.items() if not is_phase(attributes[name])}
+    overridden = {
+        name: base for name, base in marked_by.items() if phase_method(attributes[name]) is None
+    }
     return attributes, overridden
 
 
@@ -444,5 +446,5 @@ def _check_positional(
 def _nearest_method(name: str, attributes: Mapping[str, object]) -> str:
     """Point at a method whose name is probably a slip of the one that is missing."""
     methods = [each for each, value in attributes.items() if inspect.isfunction(value)]
-    close = nearest(name, methods)
-    return close.replace("Did you mean", "Was it meant to be").replace("?", ", renamed?")
+    close = difflib.get_close_matches(name, methods, n=1, cutoff=0.6)
+    return f" Perhaps the method `{close[0]}` is meant to be it; rename it." if close else ""

@@ -58,7 +58,7 @@ def parameters_of(cls: type, task: type) -> Parameters | None:
     for base in bases:
         origin = typing.get_origin(base) or base
         if origin is task:
-            return typing.get_args(base) or None  # type: ignore[return-value]
+            return typing.get_args(base) or None
         if not isinstance(origin, type) or not issubclass(origin, task):
             continue
         inherited = parameters_of(origin, task)
@@ -67,7 +67,7 @@ def parameters_of(cls: type, task: type) -> Parameters | None:
         given = dict(
             zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False)
         )
-        return tuple(_substitute(each, given) for each in inherited)  # type: ignore[return-value]
+        return tuple(_substitute(each, given) for each in inherited)
     return None
 
 
@@ -112,7 +112,7 @@ def check_parameters(definition: str, parameters: Parameters | None) -> Paramete
                 f"Write the class itself, defined above, as in class {definition}({_EXAMPLE}).",
             )
     if is_open(parameters):
-        written = ", ".join(describe(each) for each in parameters).replace("~", "")
+        written = ", ".join(describe(each) for each in parameters)
         raise DefinitionError(
             definition,
             f"its parameters Task[{written}] still contain type variables, but it has a name",
@@ -167,7 +167,7 @@ def _check_member(definition: str, member: Any) -> None:
             decorate = f"Put the {name} into a field of an @attrs.frozen class."
         raise DefinitionError(definition, problem, decorate)
     frozen = (
-        member.__setattr__ is _FrozenProbe.__setattr__
+        _setter_of(member) is _setter_of(_FrozenProbe)
         if is_attrs
         else bool(member.__dict__["__dataclass_params__"].frozen)
     )
@@ -178,6 +178,10 @@ def _check_member(definition: str, member: Any) -> None:
             f"checkpoint class {name} can be changed after it was created",
             f"Decorate {name} with {way}: a checkpoint is only ever replaced, by `ctx.goto(...)`.",
         )
+
+
+def _setter_of(cls: type) -> object:
+    return cls.__setattr__
 
 
 def _is_dataclass(cls: type) -> bool:
@@ -214,12 +218,12 @@ def checkpoint_tags(definition: str, members: tuple[type, ...]) -> dict[type, tu
 def _names_of(definition: str, member: type) -> tuple[str, ...]:
     # Only the class's own: a base's old names stay the base's.
     own = member.__dict__.get("phase_names")
-    is_field = "phase_names" in member.__dict__.get(
-        "__dataclass_fields__", {}
-    ) or "phase_names" in {each.name for each in member.__dict__.get("__attrs_attrs__", ())}
+    fields = {each.name for each in member.__dict__.get("__attrs_attrs__", ())}
+    if _is_dataclass(member):
+        fields |= {each.name for each in dataclasses.fields(member)}
     default = snake_case(member.__name__)
     example = f'phase_names = ("{default}", "old_{default}")'
-    if is_field:
+    if "phase_names" in fields:
         raise DefinitionError(
             definition,
             f"`phase_names` of checkpoint class {member.__name__} is a field of its instances",

@@ -30,7 +30,7 @@ __all__ = [
     "bind_phases",
     "check_handler",
     "describe",
-    "is_phase",
+    "phase_method",
     "nearest",
     "phase",
     "union_members",
@@ -67,21 +67,29 @@ def phase(method: PhaseT) -> PhaseT:
         DefinitionError: It is applied to something else than a function; write `@phase` directly
             above `async def`, without parentheses.
     """
-    if not inspect.isfunction(method):
-        raise DefinitionError(
-            "@phase",
-            f"it was applied to {show(method)}, which is not a function",
-            "Write @phase without parentheses or arguments, directly above `async def name(self, "
-            "at: Checkpoint, ctx)`: the annotation of `at` says which checkpoint class it handles.",
-        )
+    _refuse_non_function(method)
     setattr(method, _MARK, True)
     return method
 
 
-def is_phase(attribute: object) -> bool:
-    """Tell whether an attribute of a class is marked with `@phase`, whatever it is wrapped in."""
+def _refuse_non_function(method: object) -> None:
+    if not inspect.isfunction(method):
+        # Descriptors (a property, a staticmethod) say nothing more than their address.
+        given = show(method) if isinstance(method, str | type) else f"a {type(method).__name__}"
+        raise DefinitionError(
+            "@phase",
+            f"it was applied to {given}, which is not a function",
+            "Write @phase without parentheses or arguments, directly above `async def name(self, "
+            "at: Checkpoint, ctx)`: the annotation of `at` says which checkpoint class it handles.",
+        )
+
+
+def phase_method(attribute: object) -> types.FunctionType | None:
+    """Give the function that `@phase` marked, whatever the attribute wraps it in, or None."""
     method = getattr(attribute, "__func__", attribute)
-    return inspect.isfunction(method) and getattr(method, _MARK, False) is True
+    if isinstance(method, types.FunctionType) and getattr(method, _MARK, False) is True:
+        return method
+    return None
 
 
 # --- words for messages -----------------------------------------------------------------------
@@ -91,7 +99,9 @@ def describe(value: object) -> str:
     """Name a type the way a user writes it: `Charge`, `Prepare | Charge`, `list[int]`."""
     if value is None or value is type(None):
         return "None"
-    if isinstance(value, type) and not isinstance(value, types.GenericAlias):
+    if isinstance(value, TypeVar) or (
+        isinstance(value, type) and not isinstance(value, types.GenericAlias)
+    ):
         return value.__name__
     if _is_union(value):
         return " | ".join(describe(member) for member in typing.get_args(value))
@@ -155,7 +165,7 @@ def check_handler(definition: str, what: str, method_name: str, method: object, 
         raise DefinitionError(
             definition,
             f"{subject} is not async",
-            f"{remedy} A decorator between it and @phase must be an async function too.",
+            f"{remedy} A decorator around it must be an async function too.",
         )
     parameters = list(inspect.signature(method).parameters.values())
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -208,7 +218,8 @@ def _checkpoint_of(
     definition: str, method_name: str, method: types.FunctionType, members: tuple[type, ...]
 ) -> type:
     """Find the member of the union that the annotation of `at` names."""
-    choices = " | ".join(member.__name__ for member in members)
+    choices = ", ".join(member.__name__ for member in members)
+    choose = f"Annotate it with {'one of ' if len(members) > 1 else ''}{choices}"
     subject = f"phase `{method_name}`"
     names = _unique_names(members)
     annotation = _annotations_of(method).get("at")
@@ -216,18 +227,18 @@ def _checkpoint_of(
         raise DefinitionError(
             definition,
             f"{subject} has no annotation on `at`, so nothing says which checkpoint it handles",
-            f"Annotate it with one of {choices}, as in "
-            f"{_signature_of(method_name, members[0].__name__)}.",
+            f"{choose}, as in {_signature_of(method_name, members[0].__name__)}.",
         )
     try:
         found = _evaluate(annotation, method, names)
     except Exception as error:  # The text is the user's own and may raise anything.
         written = annotation if isinstance(annotation, str) else show(annotation)
+        written = written.strip("'\"")
         raise DefinitionError(
             definition,
             f"the annotation `{written}` on `at` of {subject} cannot be read "
             f"({type(error).__name__}: {error})",
-            f"Annotate it with one of {choices}.{nearest(written.strip(chr(39)), names)}",
+            f"{choose}.{nearest(written, names)}",
         ) from error
     if isinstance(found, type) and found in members:
         return found
@@ -236,7 +247,7 @@ def _checkpoint_of(
             definition,
             f"`at` of {subject} is annotated with {describe(found)}, but a phase handles exactly "
             "one checkpoint class",
-            f"Annotate it with one of {choices}, and write one phase for each.",
+            f"{choose}, and write one phase for each class.",
         )
     if getattr(found, "__name__", None) in names:
         raise DefinitionError(
@@ -248,9 +259,9 @@ def _checkpoint_of(
         )
     raise DefinitionError(
         definition,
-        f"`at` of {subject} is annotated with {describe(found)}, which is not one of the "
-        f"checkpoint classes {choices}",
-        f"Annotate it with one of those, or add {describe(found)} to the second parameter of "
+        f"`at` of {subject} is annotated with {describe(found)}, which is no checkpoint "
+        "class of this definition",
+        f"{choose}, or add {describe(found)} to the second parameter of "
         "Task[Input, Checkpoint, Result].",
     )
 
@@ -260,7 +271,7 @@ def _check_context(
     method_name: str,
     method: object,
     names: Mapping[str, object],
-    expected: tuple[object, frozenset[object], object],
+    expected: tuple[object, tuple[type, ...], object],
 ) -> None:
     """Check that `ctx` is a TaskContext with the definition's own parameters, where it resolves.
 
@@ -290,12 +301,16 @@ def _check_context(
     if getattr(found, "__parameters__", ()):
         return  # A generic base that leaves some of its parameters open.
     input_type, checkpoint, result_type = typing.get_args(found)
-    union = frozenset(union_members(checkpoint))
-    if (_plain(input_type), union, _plain(result_type)) != expected:
+    same = (
+        _plain(input_type) == _plain(expected[0])
+        and set(union_members(checkpoint)) == set(expected[1])
+        and _plain(result_type) == _plain(expected[2])
+    )
+    if not same:
         wanted = ", ".join(
             (
                 describe(expected[0]),
-                " | ".join(sorted(describe(member) for member in expected[1])),
+                " | ".join(describe(member) for member in expected[1]),
                 describe(expected[2]),
             )
         )
@@ -337,14 +352,13 @@ def bind_phases(
     Raises:
         DefinitionError: They do not match; the message names the class, the method and the remedy.
     """
-    input_type, members, result_type = parameters
+    members = parameters[1]
     names = _unique_names(members)
-    expected = (_plain(input_type), frozenset[object](members), _plain(result_type))
     bound: dict[type, str] = {}
     for method_name, attribute in attributes.items():
-        if not is_phase(attribute):
+        method = phase_method(attribute)
+        if method is None:
             continue
-        method: types.FunctionType = getattr(attribute, "__func__", attribute)
         if method_name in reserved:
             raise DefinitionError(
                 definition,
@@ -361,7 +375,7 @@ def bind_phases(
                 "Keep one of them; a checkpoint class has exactly one phase.",
             )
         bound[member] = method_name
-        _check_context(definition, method_name, method, names, expected)
+        _check_context(definition, method_name, method, names, parameters)
     missing = [member for member in members if member not in bound]
     if missing:
         _refuse_missing(definition, missing, attributes, overridden, members)
