@@ -126,7 +126,6 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
     @abstractmethod
     def initial(self, input: InputT, /) -> CheckpointT:
         """Choose the first checkpoint; quick and without I/O, because a commit is waiting."""
-        raise NotImplementedError
 
     @abstractmethod
     async def abort(
@@ -138,7 +137,6 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
         `ctx.end_aborted(...)`, `ctx.complete(...)` or `ctx.fail(...)`. If there is nothing to undo,
         write `abort = nothing_to_undo` instead.
         """
-        raise NotImplementedError
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -55,20 +55,16 @@ def parameters_of(cls: type, task: type) -> Parameters | None:
         task: The class `Task` itself; given, because it is defined above this module.
     """
     bases = cls.__dict__.get("__orig_bases__", cls.__bases__)
-    for base in bases:
-        origin = typing.get_origin(base) or base
-        if origin is task:
-            return typing.get_args(base) or None
-        if not isinstance(origin, type) or not issubclass(origin, task):
-            continue
-        inherited = parameters_of(origin, task)
-        if inherited is None:
-            return None
-        given = dict(
-            zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False)
-        )
-        return tuple(_substitute(each, given) for each in inherited)
-    return None
+    # A class below `task` has such a base; the first one counts, as it does for methods.
+    base = next(each for each in bases if issubclass(typing.get_origin(each) or each, task))
+    origin = typing.get_origin(base) or base
+    if origin is task:
+        return typing.get_args(base) or None
+    inherited = parameters_of(origin, task)
+    if inherited is None:
+        return None
+    given = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
+    return tuple(_substitute(each, given) for each in inherited)
 
 
 def _substitute(type_: Any, given: Mapping[Any, Any]) -> Any:

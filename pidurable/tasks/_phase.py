@@ -218,6 +218,7 @@ def _checkpoint_of(
     definition: str, method_name: str, method: types.FunctionType, members: tuple[type, ...]
 ) -> type:
     """Find the member of the union that the annotation of `at` names."""
+    first = members[0].__name__
     choices = ", ".join(member.__name__ for member in members)
     choose = f"Annotate it with {'one of ' if len(members) > 1 else ''}{choices}"
     subject = f"phase `{method_name}`"
@@ -227,7 +228,7 @@ def _checkpoint_of(
         raise DefinitionError(
             definition,
             f"{subject} has no annotation on `at`, so nothing says which checkpoint it handles",
-            f"{choose}, as in {_signature_of(method_name, members[0].__name__)}.",
+            f"{choose}, as in {_signature_of(method_name, first)}.",
         )
     try:
         found = _evaluate(annotation, method, names)
@@ -269,7 +270,7 @@ def _checkpoint_of(
 def _check_context(
     definition: str,
     method_name: str,
-    method: object,
+    method: types.FunctionType,
     names: Mapping[str, object],
     expected: tuple[object, tuple[type, ...], object],
 ) -> None:
@@ -278,8 +279,6 @@ def _check_context(
     Names of an enclosing function cannot be seen from here, and a name of the module that happens
     to be called the same would be the wrong one; both are left to the type checker.
     """
-    if not inspect.isfunction(method):
-        return
     annotation = _annotations_of(method).get("ctx")
     if isinstance(annotation, str) and "<locals>" in method.__qualname__:
         return
@@ -288,7 +287,7 @@ def _check_context(
     except Exception:  # It does not resolve at run time, say an alias below TYPE_CHECKING.
         return
     origin = typing.get_origin(found)
-    if not isinstance(origin, type) or origin.__name__ != "TaskContext":
+    if not _is_task_context(origin):
         if isinstance(found, type) and found in names.values():
             raise DefinitionError(
                 definition,
@@ -321,6 +320,15 @@ def _check_context(
             f"is Task[{wanted}]",
             f"Annotate it with TaskContext[{wanted}].",
         )
+
+
+def _is_task_context(origin: object) -> bool:
+    """Recognise TaskContext by its name: it is defined above this module."""
+    return (
+        isinstance(origin, type)
+        and origin.__name__ == "TaskContext"
+        and origin.__module__.partition(".")[0] == "pidurable"
+    )
 
 
 def _plain(type_: object) -> object:

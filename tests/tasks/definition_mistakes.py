@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import attrs
-from pidurable.tasks._context import TaskContext
 
+from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Retry, Task, definition_info, nothing_to_undo, phase
 
 MISTAKES: dict[str, Callable[[], object]] = {}
@@ -46,6 +46,7 @@ class Receipt:
     id: str
 
 
+SELF = "SELF"
 PaymentContext = TaskContext[Card, Prepare | Charge, Receipt]
 ShippingContext = TaskContext[Receipt, Prepare | Charge, None]
 
@@ -91,6 +92,25 @@ def open_parameters_with_a_name() -> object:
 @mistake
 def parameter_as_a_string() -> object:
     class Payment(Task["Card", Prepare, Receipt]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def parameters_of_a_base_not_given() -> object:
+    class Payment(Unnamed):  # type: ignore[type-arg]
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def no_parameters_through_a_base() -> object:
+    class Base(Task):  # type: ignore[type-arg]
+        pass
+
+    class Payment(Base):
         name = "shop.payment"
 
     return Payment
@@ -292,10 +312,10 @@ def forgotten_decorator() -> object:
     class Payment(Unnamed[Prepare]):
         name = "shop.payment"
 
-        async def prepare(self, at: Prepare, ctx: Any) -> None:
+        def other(self, at: Nothing) -> None:  # noqa: F821
             pass
 
-        def broken(self, at: Nothing) -> None:  # type: ignore[name-defined]  # noqa: F821
+        async def prepare(self, at: Prepare, ctx: Any) -> None:
             pass
 
     return Payment
@@ -344,7 +364,7 @@ def phase_without_annotation() -> object:
 def annotation_with_a_slip() -> object:
     class Payment(OnePhase):
         @phase
-        async def prepare(self, at: Prepair, ctx: Any) -> None:  # type: ignore[name-defined]  # noqa: F821
+        async def prepare(self, at: Prepair, ctx: Any) -> None:  # noqa: F821
             pass
 
     return Payment
@@ -354,8 +374,21 @@ def annotation_with_a_slip() -> object:
 def annotation_that_is_no_expression() -> object:
     class Payment(OnePhase):
         @phase
-        async def prepare(self, at: "the first step", ctx: Any) -> None:  # type: ignore[valid-type]  # noqa: F722
+        async def prepare(self, at: "the first step", ctx: Any) -> None:  # noqa: F722
             pass
+
+    return Payment
+
+
+@mistake
+def annotation_that_means_itself() -> object:
+    async def handler(self: Any, at: Any, ctx: Any) -> None:
+        pass
+
+    handler.__annotations__["at"] = "SELF"
+
+    class Payment(OnePhase):
+        prepare = phase(handler)
 
     return Payment
 
@@ -726,6 +759,14 @@ def no_abort() -> object:
 def abort_is_none() -> object:
     class Payment(OnePhase):
         abort = None  # type: ignore[assignment]
+
+    return Payment
+
+
+@mistake
+def abort_is_a_class() -> object:
+    class Payment(OnePhase):
+        abort = Prepare  # type: ignore[assignment]
 
     return Payment
 

@@ -1,6 +1,6 @@
 """Good definitions in a module whose annotations are real objects: no `annotations` import."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Generic, TypeVar, Union
 
 import attrs
 
@@ -20,6 +20,8 @@ class Start:
 class Finish:
     note: str
 
+
+ItemT = TypeVar("ItemT")
 
 Context = TaskContext[str, Union[Finish, Start], int]  # noqa: UP007
 
@@ -53,4 +55,35 @@ class Marked(Task[str, Start, int]):
 
     @phase
     async def begin(self, at: Annotated[Start, "a remark"], ctx: Any) -> None:
+        pass
+
+
+class OpenBase(Task[ItemT, Start, int], Generic[ItemT]):
+    """A base whose context still has a type variable, and whose `at` is a ForwardRef."""
+
+    abort = nothing_to_undo
+
+    def initial(self, item: ItemT) -> Start:
+        return Start()
+
+    @phase
+    async def begin(self, at: ForwardRef("Start"), ctx: TaskContext[ItemT, Start, int]) -> None:
+        pass
+
+
+class Closed(OpenBase[str]):
+    name = "test.closed"
+
+
+class ForeignContext(Task[str, Start, int]):
+    """Its `ctx` is a class of the user's own, which is the type checker's business."""
+
+    name = "test.foreign_context"
+    abort = nothing_to_undo
+
+    def initial(self, text: str) -> Start:
+        return Start()
+
+    @phase
+    async def begin(self, at: Start, ctx: dict[str, int]) -> None:
         pass

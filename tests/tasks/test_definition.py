@@ -202,7 +202,8 @@ def test_real_annotations_and_typing_union_are_read() -> None:
     """A module without postponed annotations works, quoted and hidden names included."""
     assert definition_info(real.Real).checkpoint_types == (real.Start, real.Finish)
     assert definition_info(real.Real).phases[real.Finish].method_name == "end"
-    assert definition_info(real.Marked).phases[real.Start].method_name == "begin"
+    for definition in (real.Marked, real.Closed, real.ForeignContext):
+        assert definition_info(definition).phases[real.Start].method_name == "begin"
 
 
 def test_classes_of_a_function_are_found_by_the_unions_names() -> None:
