@@ -1,0 +1,1 @@
+"""The bundled extensions: each stands alone, and is the example to copy from."""
