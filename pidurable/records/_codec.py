@@ -44,6 +44,7 @@ from pidurable.records._forms import (
     list_form,
     literal_form,
     nearest,
+    no_parts,
     optional_form,
     scalar_subclass_form,
     set_form,
@@ -198,7 +199,9 @@ class Codec:
         """Find the smallest part that fails by itself, and say what is wrong with it there."""
         depth = 0
         while depth <= VALUE_DEPTH_MAX:
-            for key, part, part_type in self.form(type_).parts(value, decoding):
+            # A value inside an Any may be of a class that has no form; it has no parts either.
+            parts = no_parts if isinstance(error, Unsupported) else self.form(type_).parts
+            for key, part, part_type in parts(value, decoding):
                 try:
                     form = self.form(part_type)
                     form.decode(part, part_type) if decoding else form.encode(part)
@@ -212,6 +215,8 @@ class Codec:
                 break
         if isinstance(error, Refused):
             return NotJsonError(path, error.problem, show(error.value) if error.shown else "")
+        if isinstance(error, Unsupported):
+            return NotJsonError(path, error.problem, show(value))
         if isinstance(error, NotJsonError):
             return NotJsonError(path, error.problem, error.value)
         if isinstance(error, RecursionError):

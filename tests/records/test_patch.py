@@ -1,0 +1,177 @@
+"""JSON Patch with `append`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pidurable import patch
+from pidurable.errors import NotJsonError
+from pidurable.records._patch import get, join_pointer, same
+
+KEYS = st.sampled_from(["a", "b", "", "a/b", "m~n", "~1", "0", "-", "ü"])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(0, 2)
+    | st.sampled_from([0.0, -0.0, 1.0, 2.0])
+    | st.sampled_from(["", "x", "xy", "xyz", "z"])
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(VALUES, VALUES)
+def test_the_difference_makes_the_new_value_exactly(old: Any, new: Any) -> None:
+    """apply(old, diff(old, new)) is new, type for type, and neither input is touched."""
+    old_before, new_before = copy.deepcopy(old), copy.deepcopy(new)
+
+    ops = patch.diff(old, new)
+    result = patch.apply(old, ops)
+
+    assert same(new, result)
+    assert same(old_before, old)
+    assert same(new_before, new)
+    assert (ops == []) == same(old, new)
+
+
+@given(VALUES, VALUES)
+def test_lowered_operations_do_the_same_in_plain_rfc_6902(old: Any, new: Any) -> None:
+    """After lowering no append is left, and the result is the same."""
+    lowered = patch.lower(patch.diff(old, new), old)
+
+    assert all(op["op"] in ("add", "remove", "replace") for op in lowered)
+    assert same(new, patch.apply(old, lowered))
+
+
+@given(VALUES, st.lists(st.tuples(st.sampled_from(["add", "remove", "move"]), KEYS, KEYS)))
+def test_operations_that_do_not_fit_are_refused_and_change_nothing(
+    value: Any, raw: list[tuple[str, str, str]]
+) -> None:
+    """Whatever the operations, there is a result or a NotJsonError, and the input is as before."""
+    before = copy.deepcopy(value)
+    ops = [
+        {"op": op, "path": join_pointer("", key), "from": join_pointer("", other), "value": 1}
+        for op, key, other in raw
+    ]
+    try:
+        patch.apply(value, ops)
+    except NotJsonError:
+        pass
+    finally:
+        assert same(before, value)
+
+
+# From the examples of RFC 6902, appendix A.
+@pytest.mark.parametrize(
+    ("value", "ops", "expected"),
+    [
+        ('{"foo":"bar"}', '[{"op":"add","path":"/baz","value":"q"}]', '{"foo":"bar","baz":"q"}'),
+        ('{"f":["a","b"]}', '[{"op":"add","path":"/f/1","value":"q"}]', '{"f":["a","q","b"]}'),
+        ('{"f":["a"]}', '[{"op":"add","path":"/f/-","value":["b"]}]', '{"f":["a",["b"]]}'),
+        ('{"baz":1,"foo":2}', '[{"op":"remove","path":"/baz"}]', '{"foo":2}'),
+        ('{"f":["a","b","c"]}', '[{"op":"remove","path":"/f/1"}]', '{"f":["a","c"]}'),
+        ('{"a":1,"b":2}', '[{"op":"replace","path":"/a","value":3}]', '{"a":3,"b":2}'),
+        (
+            '{"foo":{"bar":1,"waldo":2},"qux":{"c":3}}',
+            '[{"op":"move","from":"/foo/waldo","path":"/qux/thud"}]',
+            '{"foo":{"bar":1},"qux":{"c":3,"thud":2}}',
+        ),
+        ('["a","b","c"]', '[{"op":"move","from":"/0","path":"/2"}]', '["b","c","a"]'),
+        ('{"a":[1]}', '[{"op":"copy","from":"/a","path":"/b"}]', '{"a":[1],"b":[1]}'),
+        ('{"a":1}', '[{"op":"test","path":"/a","value":1}]', '{"a":1}'),
+        ('{"/":9,"~1":10}', '[{"op":"test","path":"/~01","value":10}]', '{"/":9,"~1":10}'),
+        ('{"a":1}', '[{"op":"replace","path":"","value":[2]}]', "[2]"),
+        ('{"a":"x"}', '[{"op":"append","path":"/a","value":"yz"}]', '{"a":"xyz"}'),
+        ('"x"', '[{"op":"append","path":"","value":"y"}]', '"xy"'),
+        ('{"a":1}', '[{"op":"move","from":"/a","path":"/a"}]', '{"a":1}'),
+    ],
+)
+def test_each_operation_does_what_the_rfc_says(value: str, ops: str, expected: str) -> None:
+    """The operations of RFC 6902, and append."""
+    assert json.loads(expected) == patch.apply(json.loads(value), json.loads(ops))
+
+
+@pytest.mark.parametrize(
+    ("op", "path", "problem"),
+    [
+        ({"op": "add", "path": "/x/y", "value": 1}, "/x/y", "there is no key 'x'"),
+        ({"op": "add", "path": "/l/3", "value": 1}, "/l/3", "index from 0 to 2"),
+        ({"op": "replace", "path": "/l/2", "value": 1}, "/l/2", "index from 0 to 1"),
+        ({"op": "replace", "path": "/l/-", "value": 1}, "/l/-", "index from 0 to 1"),
+        ({"op": "remove", "path": "/l/01"}, "/l/01", "index"),
+        ({"op": "remove", "path": "/l/-1"}, "/l/-1", "index"),
+        ({"op": "remove", "path": "/l/²"}, "/l/²", "index"),
+        ({"op": "remove", "path": "/l/" + "9" * 5000}, "/l/" + "9" * 5000, "index"),
+        ({"op": "remove", "path": "/none"}, "/none", "there is no key"),
+        ({"op": "remove", "path": ""}, "", "cannot be removed"),
+        ({"op": "remove", "path": "/s/0"}, "/s/0", "nothing is below a str"),
+        ({"op": "test", "path": "/n", "value": True}, "/n", "the test expects True"),
+        ({"op": "test", "path": "/n", "value": 1.0}, "/n", "the test expects 1.0"),
+        ({"op": "append", "path": "/n", "value": "x"}, "/n", "a string only"),
+        ({"op": "append", "path": "/s", "value": 1}, "/s", "only a string"),
+        ({"op": "add", "path": "/s"}, "/s", "needs a value"),
+        ({"op": "add", "path": "s", "value": 1}, "path", "begins with"),
+        ({"op": "add", "path": "/~2", "value": 1}, "/~2", "followed by 0 or 1"),
+        ({"op": "burn", "path": "/s"}, "/s", "expected one of add"),
+        ({"op": "move", "from": "/d", "path": "/d/e"}, "/d/e", "into itself"),
+        ({"op": "move", "path": "/d"}, "path", "begins with"),
+        ({"op": "add", "value": 1}, "op", "with op and path"),
+        ("add", "op", "with op and path"),
+    ],
+)
+def test_a_wrong_operation_is_refused_with_its_pointer(op: Any, path: str, problem: str) -> None:
+    """An operation that is malformed or does not fit names its pointer and what is wrong."""
+    with pytest.raises(NotJsonError) as caught:
+        patch.apply({"l": [1, 2], "s": "text", "n": 1, "d": {"e": {}}}, [op])
+
+    assert path == caught.value.path
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"t": "ab"}, {"t": "abc"}, [{"op": "append", "path": "/t", "value": "c"}]),
+        ([1, 2, 3, 4], [1, 9, 3, 4], [{"op": "replace", "path": "/1", "value": 9}]),
+        ([1, 2, 3], [2, 3], [{"op": "remove", "path": "/0"}]),
+        ([1, 3], [1, 2, 3], [{"op": "add", "path": "/1", "value": 2}]),
+        ({"a/b": 1}, {}, [{"op": "remove", "path": "/a~1b"}]),
+        ({"a": 1}, {"a": True}, [{"op": "replace", "path": "/a", "value": True}]),
+        (
+            [{"n": 1, "t": "x"}],
+            [{"n": 2, "t": "x"}],
+            [{"op": "replace", "path": "/0/n", "value": 2}],
+        ),
+    ],
+)
+def test_the_difference_is_small(old: Any, new: Any, expected: list[Any]) -> None:
+    """A grown string is an append, a changed item one operation, a common end none."""
+    assert expected == patch.diff(old, new)
+
+
+def test_a_result_shares_what_did_not_change() -> None:
+    """Only the containers on the way to the change are copied."""
+    old = {"big": [[1], [2]], "text": "a", "in": {"x": 1, "same": [3]}}
+
+    new = patch.apply(old, [{"op": "append", "path": "/text", "value": "b"}])
+    deep = patch.apply(old, [{"op": "replace", "path": "/in/x", "value": 2}])
+
+    assert old["big"] is new["big"]
+    assert old["in"] is new["in"]
+    assert old["in"]["same"] is deep["in"]["same"]
+    assert old["in"] == {"x": 1, "same": [3]}
+
+
+def test_pointers_name_any_key() -> None:
+    """Slashes and tildes in keys are escaped and read back."""
+    value = {"a/b~c": {"": [5]}}
+
+    assert get(value, join_pointer(join_pointer(join_pointer("", "a/b~c"), ""), 0)) == 5

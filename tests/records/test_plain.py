@@ -1,0 +1,227 @@
+"""The stored shape of messages, edits, outcomes, waits, errors and usage."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pidurable.errors import NotJsonError
+from pidurable.records import _codec as codec
+from pidurable.records._entries import Edit
+from pidurable.records._json import dumps, loads
+from pidurable.records._messages import (
+    AssistantMessage,
+    AssistantStatus,
+    ImageBlock,
+    StopReason,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolDeclaration,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from pidurable.records._tasks import ErrorInfo, JoinPolicy, OutcomeRecord, OutcomeStatus, Wait
+
+WORDS = st.text("abü\n", max_size=4)
+JSON = st.none() | st.integers(0, 3) | WORDS | st.dictionaries(WORDS, st.booleans(), max_size=2)
+COUNTS = st.integers(0, 2**40)
+USAGES = st.builds(
+    Usage,
+    requests=COUNTS,
+    input_tokens=COUNTS,
+    output_tokens=COUNTS,
+    cache_read_tokens=COUNTS,
+    cache_write_tokens=COUNTS,
+    cost=st.floats(0, 100),
+)
+BLOCKS = st.lists(
+    st.builds(TextBlock, text=WORDS, opaque=JSON)
+    | st.builds(ThinkingBlock, text=WORDS, opaque=JSON)
+    | st.builds(ImageBlock, blob=WORDS, media_type=WORDS, opaque=JSON)
+    | st.builds(ToolCallBlock, name=WORDS, arguments=JSON, opaque=JSON),
+    max_size=4,
+).map(tuple)
+MESSAGES = st.lists(
+    st.builds(UserMessage, blocks=BLOCKS, at_us=COUNTS)
+    | st.builds(
+        AssistantMessage,
+        blocks=BLOCKS,
+        status=st.sampled_from(get_args(AssistantStatus)),
+        stop_reason=st.sampled_from(get_args(StopReason)),
+        model=WORDS,
+        usage=USAGES,
+        at_us=COUNTS,
+        error=st.none() | WORDS,
+    )
+    | st.builds(
+        ToolResultMessage,
+        call=st.tuples(COUNTS, COUNTS),
+        name=WORDS,
+        blocks=BLOCKS,
+        is_error=st.booleans(),
+        at_us=COUNTS,
+        code=st.none() | WORDS,
+    )
+    | st.builds(
+        SystemMessage,
+        sections=st.dictionaries(WORDS, st.none() | WORDS, max_size=3),
+        tools_added=st.lists(
+            st.builds(ToolDeclaration, name=WORDS, description=WORDS, schema=JSON), max_size=2
+        ).map(tuple),
+        tools_removed=st.lists(WORDS, max_size=2).map(tuple),
+        at_us=COUNTS,
+    ),
+    max_size=4,
+).map(tuple)
+EDITS = st.lists(st.builds(Edit, target=COUNTS, messages=st.none() | MESSAGES), max_size=3).map(
+    tuple
+)
+ERRORS = st.builds(ErrorInfo, type=WORDS, message=WORDS, detail=JSON, traceback=st.none() | WORDS)
+OUTCOMES = st.builds(
+    OutcomeRecord,
+    status=st.sampled_from(get_args(OutcomeStatus)),
+    result=JSON,
+    has_result=st.just(True),
+    error=st.none() | ERRORS,
+    reason=st.none() | WORDS,
+) | st.builds(OutcomeRecord, status=st.just("orphaned"))
+WAITS = st.builds(
+    Wait,
+    on=st.none() | st.lists(COUNTS).map(tuple),
+    policy=st.sampled_from(get_args(JoinPolicy)),
+    deadline_us=st.none() | COUNTS,
+    signals=st.booleans(),
+)
+
+
+@given(
+    st.one_of(
+        st.tuples(MESSAGES, st.just("messages")),
+        st.tuples(EDITS, st.just("edits")),
+        st.tuples(OUTCOMES, st.just("outcome")),
+        st.tuples(WAITS, st.just("wait")),
+        st.tuples(ERRORS, st.just("error")),
+        st.tuples(USAGES, st.just("usage")),
+    )
+)
+def test_every_record_comes_back_exactly(pair: tuple[Any, str]) -> None:
+    """Each record is read back equal from its text."""
+    value, name = pair
+
+    json = loads(dumps(getattr(codec, f"encode_{name}")(value)))
+
+    assert value == getattr(codec, f"decode_{name}")(json)
+
+
+def test_the_stored_shape_is_fixed() -> None:
+    """The shape is public: this test is its definition, and changing it needs a migration."""
+    messages = (
+        UserMessage(blocks=(TextBlock(text="hi"),), at_us=1),
+        AssistantMessage(
+            blocks=(
+                ThinkingBlock(text="hm", opaque={"sig": "s"}),
+                ToolCallBlock(name="read", arguments={"path": "x"}),
+            ),
+            status="complete",
+            stop_reason="tool_use",
+            model="m",
+            usage=Usage(requests=1, cost=0.5),
+            at_us=2,
+        ),
+        ToolResultMessage(
+            call=(7, 0), name="read", blocks=(), is_error=True, at_us=3, code="timeout"
+        ),
+        SystemMessage(sections={"a": "x", "b": None}, at_us=4),
+    )
+
+    assert codec.encode_messages(messages) == [
+        {"role": "user", "blocks": [{"type": "text", "text": "hi"}], "at_us": 1},
+        {
+            "role": "assistant",
+            "blocks": [
+                {"type": "thinking", "text": "hm", "opaque": {"sig": "s"}},
+                {"type": "tool_call", "name": "read", "arguments": {"path": "x"}},
+            ],
+            "status": "complete",
+            "stop_reason": "tool_use",
+            "model": "m",
+            "usage": {"requests": 1, "cost": 0.5},
+            "at_us": 2,
+        },
+        {
+            "role": "tool_result",
+            "call": [7, 0],
+            "name": "read",
+            "blocks": [],
+            "is_error": True,
+            "code": "timeout",
+            "at_us": 3,
+        },
+        {"role": "system", "sections": {"a": "x", "b": None}, "at_us": 4},
+    ]
+    assert codec.encode_wait(Wait()) == {}
+    assert codec.encode_outcome(OutcomeRecord(status="completed", has_result=True)) == {
+        "status": "completed",
+        "result": None,
+    }
+    assert codec.encode_edits([Edit(target=3)]) == [{"target": 3}]
+
+
+USER = {"role": "user", "blocks": [], "at_us": 1}
+CALL = {"role": "tool_result", "call": [1, 0], "name": "n", "blocks": [], "is_error": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "json", "path", "problem"),
+    [
+        ("messages", {}, "$", "expected a list"),
+        ("messages", [3], "$[0]", "expected an object"),
+        ("messages", [USER, {"role": "usr"}], "$[1].role", "did you mean 'user'?"),
+        ("messages", [{"role": ["user"]}], "$[0].role", "expected one of user"),
+        ("messages", [{**USER, "at_us": "1"}], "$[0].at_us", "expected int"),
+        ("messages", [{**USER, "at": 1}], "$[0]", "no field 'at' is known here"),
+        ("messages", [{"role": "user", "blocks": []}], "$[0]", "'at_us' is missing"),
+        ("messages", [{**USER, "blocks": [{"type": "video"}]}], "$[0].blocks[0].type", "text"),
+        ("messages", [{**USER, "blocks": [{"type": "text"}]}], "$[0].blocks[0]", "'text' is mis"),
+        ("messages", [{**CALL, "call": [1], "at_us": 1}], "$[0].call", "index of the call"),
+        ("messages", [{**CALL, "call": [1, True], "at_us": 1}], "$[0].call[1]", "expected int"),
+        (
+            "messages",
+            [{"role": "system", "sections": {"a b": 1}, "at_us": 1}],
+            '$[0].sections["a b"]',
+            "expected str",
+        ),
+        ("usage", {"cost": float("nan")}, "$.cost", "finite"),  # C084
+        ("usage", {"cost": -0.5}, "$.cost", "not negative"),
+        ("usage", {"requests": -1}, "$.requests", "not negative"),
+        ("usage", {"requests": True}, "$.requests", "expected int"),
+        ("edits", [{"target": 1, "messages": [{"role": "x"}]}], "$[0].messages[0].role", "user"),
+        ("outcome", {"status": "done"}, "$.status", "expected one of completed"),
+        ("outcome", {"status": "failed", "error": {}}, "$.error", "'type' is missing"),
+        ("wait", {"on": ["1"]}, "$.on[0]", "expected int"),
+        ("wait", {"policy": "fail_slow"}, "$.policy", "did you mean 'fail_fast'?"),
+        ("error", {"type": "X", "message": None}, "$.message", "expected str"),
+    ],
+)
+def test_unknown_shapes_are_refused_at_their_place(
+    name: str, json: Any, path: str, problem: str
+) -> None:
+    """Nothing is dropped or guessed: an unknown shape is an error that names its path."""  # C083
+    with pytest.raises(NotJsonError) as caught:
+        getattr(codec, f"decode_{name}")(json)
+
+    assert path == caught.value.path
+    assert problem in caught.value.problem
+
+
+def test_only_messages_and_blocks_are_written() -> None:
+    """A foreign object among messages or blocks is refused when it is written."""
+    with pytest.raises(NotJsonError, match="expected a message"):
+        codec.encode_messages(["hi"])  # type: ignore[list-item]
+    with pytest.raises(NotJsonError, match="expected a block"):
+        codec.encode_messages([UserMessage(blocks=("hi",), at_us=1)])  # type: ignore[arg-type]
