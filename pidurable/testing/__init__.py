@@ -1,0 +1,16 @@
+"""For tests of programs that use pidurable, and of storage backends for it."""
+
+from pidurable.testing._conformance_base import (
+    ConformanceCase as ConformanceCase,
+    StorageFactory as StorageFactory,
+)
+from pidurable.testing._faulty import (
+    Fault as Fault,
+    FaultyStorage as FaultyStorage,
+    Gate as Gate,
+    ReopeningStorage as ReopeningStorage,
+)
+from pidurable.testing._storage_conformance import (
+    ReopeningFactory as ReopeningFactory,
+    conformance_cases as conformance_cases,
+)
