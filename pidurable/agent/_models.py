@@ -1,0 +1,547 @@
+"""Models: one request to a model, as a stream of events that is safe to act upon.
+
+Providers differ and misbehave; what leaves `Models.stream` does not. Holds for every stream:
+
+* it ends with exactly one `Done`, or raises `ModelError` (retryable, overflow, auth or other);
+* a stream that just stops, falls silent, or answers nothing is a retryable error, never an answer;
+* every text is storable (no lone surrogates, no NUL), also where a pair was split over two deltas;
+* usage is finite and never negative, whatever the provider counted;
+* leaving the block, by cancellation too, leaves the provider's block, which closes the connection.
+
+There is no retry here: the one who asked stores each attempt, and decides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from typing import Any, Protocol, cast, runtime_checkable
+
+import attrs
+import trio
+
+from pidurable.agent._catalogue import Model, ModelInfo, Prices, lookup
+from pidurable.errors import (
+    InvalidArgumentError,
+    MissingExtraError,
+    ModelError,
+    NotFoundError,
+    NotJsonError,
+    show,
+)
+from pidurable.records._json import check_json, loads
+from pidurable.records._limits import Settings
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    ImageBlock,
+    JsonValue,
+    Message,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolDeclaration,
+    Usage,
+)
+
+__all__ = [
+    "Done",
+    "ListsModels",
+    "Model",
+    "ModelInfo",
+    "ModelRequest",
+    "Models",
+    "Prices",
+    "Provider",
+    "RequestMessage",
+    "StreamEvent",
+    "TextDelta",
+    "ThinkingDelta",
+    "ToolCallDelta",
+    "ToolCallStart",
+    "call_id",
+    "clean_text",
+    "parse_arguments",
+    "render_system_message",
+    "sendable_arguments",
+]
+
+logger = logging.getLogger("pidurable.models")
+
+_COUNT_MAX = 2**53
+"""A provider that counts more tokens than this is wrong; the number is dropped."""
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def call_id(entry: int, index: int) -> str:
+    """Return the id under which a tool call is shown to providers.
+
+    It is ours: providers repeat their own ids, leave them out, or make them too long for others.
+    The result is the same for every request, short, and made of characters that all accept.
+    """
+    return f"c{entry}_{index}"
+
+
+@attrs.frozen(kw_only=True)
+class RequestMessage:
+    """One message of a request, and the transcript entry it stands in (None if in none)."""
+
+    message: Message
+    entry: int | None = None
+    """Needed for an assistant message with tool calls: results name their call by it."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelRequest:
+    """Everything that one model request depends on. `messages` are a valid exchange already."""
+
+    model: str
+    """As "provider/model"."""
+    messages: tuple[RequestMessage, ...]
+    tools: tuple[ToolDeclaration, ...] = ()
+    system: str = ""
+    thinking: str | None = None
+    """off, minimal, low, medium, high, xhigh or max; None leaves it to the provider."""
+    output_tokens_max: int | None = None
+    options: JsonValue = None
+    """An object of provider settings (temperature, ...), or None."""
+    images: Mapping[str, bytes] = attrs.field(factory=dict, repr=False)
+    """The bytes of image blocks by their SHA-256. An image that is missing is sent as a note."""
+
+
+def render_system_message(message: SystemMessage) -> str:
+    """Render a change of the system prompt in mid-conversation, as text; empty if nothing to say.
+
+    Tools are not mentioned: a request declares those that there are now.
+    """
+    parts: list[str] = []
+    for name, text in message.sections.items():
+        if text is None:
+            parts.append(f"The section {name!r} of your instructions no longer applies.")
+        elif text.strip():
+            parts.append(text)
+    return "\n\n".join(parts)
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class TextDelta:
+    """More text of the answer."""
+
+    text: str
+
+
+@attrs.frozen
+class ThinkingDelta:
+    """More of what the model thinks."""
+
+    text: str
+
+
+@attrs.frozen
+class ToolCallStart:
+    """A tool call begins. `index` is its place among the calls of this answer."""
+
+    index: int
+    name: str
+
+
+@attrs.frozen
+class ToolCallDelta:
+    """More of the arguments of a call, as the model writes them: text, not yet JSON."""
+
+    index: int
+    arguments_text: str
+
+
+@attrs.frozen
+class Done:
+    """The last event: the complete answer. Only this is an answer; deltas are for showing."""
+
+    message: AssistantMessage
+
+
+StreamEvent = TextDelta | ThinkingDelta | ToolCallStart | ToolCallDelta | Done
+
+
+class Provider(Protocol):
+    """Something that serves models: one HTTP interface, one script, one engine in the process.
+
+    `stream` sends the request once, without retries of its own, and yields events; the last is
+    `Done`. Leaving its block, by cancellation too, must end the request at once. It raises
+    `ModelError`; anything else it raises is classified by `Models`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What stands before the slash of a model's name."""
+        ...
+
+    def stream(
+        self, request: ModelRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Open the answer to `request`."""
+        ...
+
+
+@runtime_checkable
+class ListsModels(Protocol):
+    """A provider that knows all its models, so that others can be refused before a request."""
+
+    def known_models(self) -> Collection[str]:
+        """Return the names after the slash."""
+        ...
+
+    def has_model(self, model_id: str) -> bool:
+        """Tell whether this provider serves the model."""
+        ...
+
+
+def sendable_arguments(arguments: JsonValue) -> dict[str, JsonValue]:
+    """Return the arguments of an earlier call as providers take them back: always an object.
+
+    Servers parse them again, and refuse the whole request over one call that was never JSON.
+    """
+    return arguments if isinstance(arguments, dict) else {"invalid_arguments": arguments}
+
+
+# --- making answers storable ------------------------------------------------------------------
+
+
+def clean_text(text: str) -> str:
+    """Make any str storable: join surrogate pairs, mark lone ones (U+FFFD) and NUL (U+2400)."""
+    if "\0" in text:
+        text = text.replace("\0", "\u2400")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def parse_arguments(text: str) -> JsonValue:
+    """Return the object that a model wrote as arguments of a call, or the text if it is none.
+
+    Nothing is repaired: arguments that were cut stay a str, so that nobody runs them as `{}`.
+    Only no text at all means no arguments.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = loads(text)
+    except NotJsonError:
+        return clean_text(text)
+    return value if isinstance(value, dict) else clean_text(text)
+
+
+@attrs.define(eq=False)
+class _DeltaCleaner:
+    """Cleans one text that arrives in pieces; half a surrogate pair waits for the other half."""
+
+    _held: str = ""
+
+    def push(self, piece: str) -> str:
+        text = self._held + piece
+        self._held = ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            self._held, text = text[-1], text[:-1]
+        return clean_text(text)
+
+
+def _storable(value: JsonValue, otherwise: Callable[[], JsonValue]) -> JsonValue:
+    try:
+        return check_json(value, "$")
+    except NotJsonError:
+        return otherwise()
+
+
+def _clean_block(block: Block) -> Block:
+    opaque = _storable(block.opaque, lambda: None)
+    if isinstance(block, ToolCallBlock):
+        # Arguments that cannot be stored are kept as text for the model to see its mistake.
+        arguments = block.arguments
+        if isinstance(arguments, str):
+            arguments = clean_text(arguments)
+        arguments = _storable(arguments, lambda: clean_text(show(block.arguments)))
+        return ToolCallBlock(name=clean_text(block.name), arguments=arguments, opaque=opaque)
+    if isinstance(block, ImageBlock):
+        return attrs.evolve(block, opaque=opaque)
+    return attrs.evolve(block, text=clean_text(block.text), opaque=opaque)
+
+
+def _clean_count(value: object) -> int:
+    """Return a count that a provider gave; what is no sensible number counts as 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    if not math.isfinite(value) or not 0 <= value <= _COUNT_MAX:
+        return 0
+    return int(value)
+
+
+def _clean_usage(usage: Usage) -> Usage:
+    return Usage(
+        requests=1,
+        input_tokens=_clean_count(usage.input_tokens),
+        output_tokens=_clean_count(usage.output_tokens),
+        cache_read_tokens=_clean_count(usage.cache_read_tokens),
+        cache_write_tokens=_clean_count(usage.cache_write_tokens),
+    )
+
+
+def _checked_answer(message: AssistantMessage) -> AssistantMessage:
+    """Return the answer, storable; refuse one that holds nothing.
+
+    Raises:
+        ModelError: The answer is empty (retryable), or was withheld by the provider (other).
+    """
+    blocks = tuple(_clean_block(block) for block in message.blocks)
+    calls = any(isinstance(block, ToolCallBlock) for block in blocks)
+    said = any(isinstance(block, TextBlock) and block.text.strip() for block in blocks)
+    if not calls and not said:
+        if message.stop_reason == "refusal":
+            raise ModelError("other", f"{message.model} withheld its answer (content filter)")
+        thought = any(isinstance(block, ThinkingBlock) for block in blocks)
+        what = "only thinking" if thought else "nothing"
+        raise ModelError("retryable", f"empty answer: {message.model} returned {what}")
+    stop = message.stop_reason
+    if calls and stop == "stop":
+        stop = "tool_use"
+    elif stop == "tool_use" and not calls:
+        stop = "stop"
+    return attrs.evolve(message, blocks=blocks, stop_reason=stop, usage=_clean_usage(message.usage))
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+def _wall_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Models:
+    """The models that a host offers, by the names of their providers.
+
+    Args:
+        providers: Providers, or a mapping from the name to use to the provider.
+        catalogue: What the host knows of models ("provider/model"), before the bundled catalogue.
+        stream_silence_seconds: Longest silence within one request before it is given up.
+        now_us: The wall clock, in microseconds; for tests and simulations.
+    """
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider] | Iterable[Provider] = (),
+        *,
+        catalogue: Mapping[str, ModelInfo] | None = None,
+        stream_silence_seconds: float | None = None,
+        now_us: Callable[[], int] = _wall_clock_us,
+    ) -> None:
+        pairs: list[tuple[str, Provider]]
+        if isinstance(providers, Mapping):
+            # The cast is for one checker that reads the mapping as an iterable of providers.
+            pairs = list(cast("Mapping[str, Provider]", providers).items())
+        else:
+            pairs = [(provider.name, provider) for provider in providers]
+        self._providers: dict[str, Provider] = {}
+        for name, provider in pairs:
+            if not name or "/" in name or name in self._providers:
+                problem = "names must be unique, not empty, and without a slash"
+                raise InvalidArgumentError("providers", problem, show(name))
+            self._providers[name] = provider
+        silence = stream_silence_seconds
+        self._silence = Settings().stream_silence_seconds if silence is None else silence
+        if not self._silence > 0:
+            raise InvalidArgumentError("stream_silence_seconds", "must be above 0", show(silence))
+        self._catalogue = dict(catalogue or {})
+        self._now_us = now_us
+
+    def __repr__(self) -> str:
+        return f"Models({', '.join(self._providers) or 'no providers'})"
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The names of the providers, in the order given."""
+        return tuple(self._providers)
+
+    def resolve(self, name: str) -> Model:
+        """Find a model by its full name, without asking its provider anything.
+
+        Args:
+            name: "provider/model"; the model's own name may hold slashes.
+
+        Raises:
+            NotFoundError: No such provider, or its list has no such model; the hint names the
+                nearest one.
+        """
+        provider, model_id = self._find(name)
+        prefix = name.partition("/")[0]
+        if isinstance(provider, ListsModels) and not provider.has_model(model_id):
+            known = [f"{prefix}/{known}" for known in provider.known_models()]
+            raise NotFoundError("model", name, _nearest(name, known))
+        return lookup(prefix, model_id, self._catalogue.get(name))
+
+    def _find(self, name: str) -> tuple[Provider, str]:
+        prefix, slash, model_id = name.partition("/")
+        provider = self._providers.get(prefix)
+        if provider is None:
+            raise NotFoundError("model", name, _nearest(prefix, list(self._providers), "provider"))
+        if not slash or not model_id:
+            raise NotFoundError("model", name, 'Models are named "provider/model".')
+        return provider, model_id
+
+    @asynccontextmanager
+    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+        """Ask a model and read its answer as it comes.
+
+        The events end with `Done`. Leaving the block early, or being cancelled in it, ends the
+        request at once and closes its connection. Nothing is retried.
+
+        Raises:
+            ModelError: The request failed; `kind` and `retry_after` say what to do. It may be
+                raised when the block is entered, and while events are read.
+            NotFoundError: No such model; nothing was sent.
+            MissingExtraError: The provider's library is not installed; nothing was sent.
+        """
+        model = self.resolve(request.model)
+        provider, _ = self._find(request.model)
+        # One scope round the whole block, whose deadline counts only while the block is entered:
+        # a provider may hold a nursery open in its block, so a scope of its own would cross it.
+        with trio.CancelScope(deadline=trio.current_time() + self._silence) as opening:
+            manager = provider.stream(request)
+            with _classified(provider):
+                events = await manager.__aenter__()
+            opening.deadline = math.inf
+            answered = _Answered()
+            try:
+                checked = self._events(provider, model, request, events, answered)
+                async with _closed(events), aclosing(checked):
+                    yield checked
+            except BaseException as error:
+                await _leave(manager, error)
+                raise
+            with _classified(provider, ignore=answered):
+                await manager.__aexit__(None, None, None)
+        if opening.cancelled_caught:
+            raise self._silent(request)
+
+    def _silent(self, request: ModelRequest) -> ModelError:
+        detail = f"{request.model} sent nothing for {self._silence:g} s; the request was given up"
+        return ModelError("retryable", detail)
+
+    async def _events(
+        self,
+        provider: Provider,
+        model: Model,
+        request: ModelRequest,
+        events: AsyncIterator[StreamEvent],
+        answered: _Answered,
+    ) -> AsyncGenerator[StreamEvent, None]:
+        text, thinking = _DeltaCleaner(), _DeltaCleaner()
+        arguments: dict[int, _DeltaCleaner] = {}
+        while True:
+            event = None
+            with trio.move_on_after(self._silence) as silence:
+                with _classified(provider):
+                    event = await anext(events, None)
+            if silence.cancelled_caught:
+                raise self._silent(request)
+            match event:
+                case None:
+                    detail = f"the answer of {request.model} was cut: it ended without a last event"
+                    raise ModelError("retryable", detail)
+                case Done(message=message):
+                    answer = _checked_answer(attrs.evolve(message, model=request.model))
+                    usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
+                    answered.whole = True
+                    yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
+                    return
+                case TextDelta(text=piece):
+                    if cleaned := text.push(piece):
+                        yield TextDelta(cleaned)
+                case ThinkingDelta(text=piece):
+                    if cleaned := thinking.push(piece):
+                        yield ThinkingDelta(cleaned)
+                case ToolCallStart(index=index, name=name):
+                    yield ToolCallStart(index, clean_text(name))
+                case ToolCallDelta(index=index, arguments_text=piece):
+                    if cleaned := arguments.setdefault(index, _DeltaCleaner()).push(piece):
+                        yield ToolCallDelta(index, cleaned)
+
+
+@attrs.define(eq=False)
+class _Answered:
+    whole: bool = False
+
+
+def _nearest(name: str, known: list[str], what: str = "model") -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"Did you mean the {what} {near[0]!r}?"
+    return f"Known {what}s: {', '.join(sorted(known)[:10]) or 'none'}."
+
+
+@contextmanager
+def _classified(provider: Provider, ignore: _Answered | None = None) -> Iterator[None]:
+    """Turn whatever a provider raises into a `ModelError`; cancellation passes.
+
+    Once the whole answer is there, an error at the end of the connection changes nothing.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ignore is not None and ignore.whole:
+            logger.debug(
+                "provider %s: closing after the answer failed", provider.name, exc_info=True
+            )
+            return
+        leaf = _first_leaf(error)
+        if isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
+            raise leaf from leaf.__cause__
+        broken = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+        kind = "retryable" if isinstance(leaf, broken) else "other"
+        what = f"provider {provider.name!r}: {type(leaf).__name__}: {leaf}"
+        raise ModelError(kind, what[:1000]) from error
+
+
+def _closed(events: AsyncIterator[Any]) -> AbstractAsyncContextManager[Any]:
+    """Close what a provider gave to read from, if it can be closed: most give a generator."""
+    return aclosing(events) if isinstance(events, AsyncGenerator) else nullcontext()
+
+
+async def _leave(manager: AbstractAsyncContextManager[Any], error: BaseException) -> None:
+    """Leave a provider's block because of `error`, which stays the one that is raised."""
+    try:
+        await manager.__aexit__(type(error), error, error.__traceback__)
+    except Exception as closing:
+        # A connection that fails while it is closed must not hide a cancellation or a bug.
+        if closing is not error:
+            logger.debug("closing a model stream failed", exc_info=True)
+
+
+def _first_leaf(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
