@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attrs
 
+from pidurable.errors import InvalidArgumentError
 from pidurable.records._messages import Message
 
 EntryT = TypeVar("EntryT")
+
+
+def entry(kind: str) -> Callable[[type[EntryT]], type[EntryT]]:
+    """Declare an attrs class as the data of entries of a kind: `@entry("shop.receipt")`.
+
+    `tx.append` stores an instance under that kind, `Entry.read(cls)` gives it back. An entry of a
+    kind that is not installed reads as raw JSON.
+    """
+    if not kind or not isinstance(kind, str):
+        raise InvalidArgumentError("kind", "expected a name like 'shop.receipt'", repr(kind))
+
+    def declare(cls: type[EntryT]) -> type[EntryT]:
+        cls.__pidurable_entry__ = kind  # type: ignore[attr-defined]
+        return cls
+
+    return declare
+
+
+def entry_kind(value: object) -> str:
+    """The kind that the class of a value declares."""
+    kind = getattr(type(value), "__pidurable_entry__", None)
+    if not isinstance(kind, str):
+        raise InvalidArgumentError(
+            "value",
+            f"{type(value).__name__} does not say what kind of entry it is; "
+            "declare it with @entry(kind), or pass kind=",
+        )
+    return kind
 
 
 @attrs.frozen(kw_only=True)
@@ -57,3 +87,21 @@ class Entry:
     edits: tuple[Edit, ...] = ()
     by_task: int | None = None
     at_us: int = 0
+    _decode: Callable[[Any, Any], Any] | None = attrs.field(
+        default=None, repr=False, eq=False, alias="decode"
+    )
+
+    def read(self, cls: type[EntryT]) -> EntryT:
+        """The data as an instance of `cls`, which declares this entry's kind.
+
+        Raises:
+            InvalidArgumentError: The class declares another kind.
+            NotJsonError: The stored data does not fit today's class; `data` has the raw JSON.
+        """
+        declared = getattr(cls, "__pidurable_entry__", None)
+        if declared != self.kind:
+            raise InvalidArgumentError(
+                "cls", f"entry {self.id} is of kind {self.kind!r}, {cls.__name__} of {declared!r}"
+            )
+        assert self._decode is not None
+        return self._decode(self.data, cls)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
@@ -66,8 +66,9 @@ def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -
     else:
         try:
             size = len(text.encode())
-        except UnicodeEncodeError:
-            _refuse_strings(value, path)
+        except UnicodeEncodeError as error:
+            check_json(value, path)  # names the place of the surrogate
+            raise NotJsonError(path, "the text has a lone surrogate") from error
     if size > bytes_max:
         raise NotJsonError(path, f"at most {bytes_max} bytes are allowed", f"{size} bytes")
     # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
@@ -312,11 +313,6 @@ class _Copier:
         for key in self.keys:
             path = join_path(path, key)
         return NotJsonError(path, problem, value)
-
-
-def _refuse_strings(value: object, path: str) -> NoReturn:
-    check_json(value, path)
-    raise NotJsonError(path, "the text cannot be encoded as UTF-8")
 
 
 def _integer(digits: str) -> int | _Unfit:

@@ -1,0 +1,1 @@
+"""pidurable: durable, structured agent work on trio and SQLite."""

@@ -1,0 +1,1 @@
+"""The session: the commit line, transactions, documents, transcripts."""

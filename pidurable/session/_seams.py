@@ -1,0 +1,190 @@
+"""The seams: time, randomness, blocking work and named failpoints, injected when a session opens.
+
+Nothing in the kernel reads a clock, draws a random number or starts a thread but through these, so
+that a test can run years in seconds, replay a schedule from its seed, and stop the process exactly
+between two lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import outcome
+import trio
+
+T = TypeVar("T")
+
+logger = logging.getLogger("pidurable")
+
+
+class Clock(Protocol):
+    """Wall-clock time in UTC microseconds. Sleeping uses trio's monotonic clock."""
+
+    def now_us(self) -> int: ...
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+
+class TrioClock:
+    """A wall clock that follows trio's clock, for `trio.testing.MockClock`.
+
+    Args:
+        start_us: What the wall clock says when it is first asked, in UTC microseconds.
+    """
+
+    def __init__(self, start_us: int = 1_700_000_000_000_000) -> None:
+        self._start_us = start_us
+        self._origin: float | None = None
+        self.step_us = 0
+        """Added to every reading: set it to model a clock that was stepped."""
+
+    def now_us(self) -> int:
+        now = trio.current_time()
+        if self._origin is None:
+            self._origin = now
+        return self._start_us + self.step_us + int((now - self._origin) * 1e6)
+
+
+class Randomness(Protocol):
+    """Where ids for the outside and jitter come from."""
+
+    def uuid(self) -> str: ...
+
+    def random(self) -> float: ...
+
+
+class SystemRandomness:
+    """Drawn from the operating system."""
+
+    def uuid(self) -> str:
+        return str(uuid.uuid4())
+
+    def random(self) -> float:
+        return random.random()  # noqa: S311 - jitter, not a secret
+
+
+class SeededRandomness:
+    """Drawn from a seed, for tests and simulations."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - replays a schedule, not a secret
+
+    def uuid(self) -> str:
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def random(self) -> float:
+        return self._random.random()
+
+
+class Worker(Protocol):
+    """One place where blocking calls run, one after the other."""
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run `fn(*args)` there and wait for it; not cancellable, the call is never left behind."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Blocking(Protocol):
+    """Where blocking work goes: threads in a real run, inline in a simulation."""
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T: ...
+
+    def worker(self, name: str) -> Worker: ...
+
+
+class _ThreadWorker:
+    """A daemon thread with a queue. One hop there and back costs about 100 us."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            fn, args, task, token = item
+            result = outcome.capture(fn, *args)
+            # The loop may be gone when a run was torn down; then nobody waits for the answer.
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(trio.lowlevel.reschedule, task, result)
+            del item, fn, args, task, result
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        task = trio.lowlevel.current_task()
+        token = trio.lowlevel.current_trio_token()
+        self._queue.put((fn, args, task, token))
+        answer: T = await trio.lowlevel.wait_task_rescheduled(
+            lambda _: trio.lowlevel.Abort.FAILED
+        )
+        return answer
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+class ThreadBlocking:
+    """Blocking work in threads. The default."""
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        return await trio.to_thread.run_sync(fn, *args)
+
+    def worker(self, name: str) -> Worker:
+        return _ThreadWorker(f"pidurable-{name}")
+
+
+class _InlineWorker:
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        # A checkpoint either way, so that inline and threaded runs have the same schedule points.
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return fn(*args)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class InlineBlocking:
+    """Blocking work in the loop itself: a virtual clock cannot jump while a call runs."""
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        await trio.lowlevel.checkpoint()
+        return fn(*args)
+
+    def worker(self, name: str) -> Worker:
+        return _InlineWorker()
+
+
+class Failpoints:
+    """Named places where a test may stop the process or hold it. Does nothing by default.
+
+    `commit.before` is passed when a batch is about to be stored, `commit.after` when it is durable
+    and nobody has been told yet. CP1 to CP7 are places of the agent loop:
+
+    ====  ===================================================
+    CP1   model reply stored, no tool started
+    CP2   tool intent stored, effect not begun
+    CP3   effect done, outcome not stored
+    CP4   outcome stored, next phase not scheduled
+    CP5   user message stored, sender not yet told
+    CP6   summary received, compaction not committed
+    CP7   in the middle of a stream, some tokens received
+    ====  ===================================================
+    """
+
+    def hit(self, name: str) -> None:
+        """Pass the point `name`."""

@@ -1,0 +1,185 @@
+"""Transcripts: the history of a conversation, and the context that a model is given.
+
+History is a conversation's own entries after its parent's history through the fork point. Context
+starts at the newest entry with a head: that entry, then the entries from its head on that carry no
+head of their own. `exchange` makes a valid exchange of it, whatever happened:
+
+* every tool result directly follows its call, in call order, whatever was interleaved;
+* a call without a result gets an error result, a result without a call is dropped;
+* blank text is left out, or becomes "(no output)" where something must stand;
+* assistant messages that were aborted, failed or deferred contribute nothing;
+* a system message preceded only by user messages moves to the front.
+
+The record is never edited: what a provider is sent is built anew, by this one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from pidurable.records._entries import Conversation, Entry
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    Message,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultMessage,
+    UserMessage,
+)
+
+NO_OUTPUT = "(no output)"
+INTERRUPTED = (
+    "The call was interrupted: no result was recorded. Whether its effect happened is unknown."
+)
+
+
+@attrs.frozen
+class ContextMessage:
+    """One message of a context, with the entry that it came from."""
+
+    message: Message
+    entry: int
+
+
+def context_range(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that count, of a history in order: from the newest head on."""
+    newest: Entry | None = None
+    for entry in reversed(entries):
+        if entry.head is not None:
+            newest = entry
+            break
+    if newest is None:
+        return list(entries)
+    assert newest.head is not None
+    rest = [e for e in entries if e.id >= newest.head and e.head is None]
+    if newest.head == newest.id:
+        return [newest, *rest]
+    return [newest, *rest]
+
+
+def extend_range(current: list[Entry], entry: Entry) -> list[Entry] | None:
+    """The range after one more entry, in O(1); None if it must be derived from the history."""
+    if entry.head is None:
+        current.append(entry)
+        return current
+    if entry.head == entry.id:
+        return [entry]
+    return None
+
+
+def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
+    """Make a valid exchange of the entries in range. See the module docstring for the rules."""
+    ordered = list(entries)
+    flat = _flatten(ordered)
+    results: dict[tuple[int, int], ContextMessage] = {}
+    for item in flat:
+        if isinstance(item.message, ToolResultMessage):
+            results.setdefault(item.message.call, item)
+    out: list[ContextMessage] = []
+    for item in flat:
+        message = item.message
+        if isinstance(message, ToolResultMessage):
+            continue
+        if isinstance(message, AssistantMessage):
+            if message.status != "complete":
+                continue
+            kept = _assistant(message)
+            if kept is None:
+                continue
+            out.append(ContextMessage(kept, item.entry))
+            for index, call in enumerate(message.tool_calls):
+                found = results.get((item.entry, index))
+                out.append(_result(found, item.entry, index, call, message.at_us))
+        elif isinstance(message, UserMessage):
+            blocks = _visible(message.blocks)
+            if blocks:
+                out.append(ContextMessage(attrs.evolve(message, blocks=blocks), item.entry))
+        else:
+            out.append(item)
+    return _system_first(out)
+
+
+def _flatten(entries: Sequence[Entry]) -> list[ContextMessage]:
+    edits: dict[int, tuple[Message, ...] | None] = {}
+    for entry in entries:
+        for edit in entry.edits:
+            edits[edit.target] = edit.messages
+    flat: list[ContextMessage] = []
+    for entry in entries:
+        messages = entry.messages
+        if entry.id in edits:
+            messages = edits[entry.id] or ()
+        flat.extend(ContextMessage(message, entry.id) for message in messages)
+    return flat
+
+
+def _blank(block: Block) -> bool:
+    return isinstance(block, TextBlock) and not block.text.strip()
+
+
+def _visible(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    return tuple(block for block in blocks if not _blank(block))
+
+
+def _assistant(message: AssistantMessage) -> AssistantMessage | None:
+    """The message as it may be sent, or None if nothing would be left of it."""
+    blocks = _visible(message.blocks)
+    if not any(isinstance(block, TextBlock | ToolCallBlock) for block in blocks):
+        # Thinking alone is no turn; providers refuse a message without content.
+        return None
+    if any(
+        isinstance(block, ThinkingBlock) and not block.text and block.opaque is None
+        for block in blocks
+    ):
+        blocks = tuple(
+            b
+            for b in blocks
+            if not (isinstance(b, ThinkingBlock) and not b.text and b.opaque is None)
+        )
+    return attrs.evolve(message, blocks=blocks)
+
+
+def _result(
+    found: ContextMessage | None, entry: int, index: int, call: ToolCallBlock, at_us: int
+) -> ContextMessage:
+    if found is None:
+        message = ToolResultMessage(
+            call=(entry, index),
+            name=call.name,
+            blocks=(TextBlock(text=INTERRUPTED),),
+            is_error=True,
+            at_us=at_us,
+            code="interrupted",
+        )
+        return ContextMessage(message, entry)
+    assert isinstance(found.message, ToolResultMessage)
+    blocks = _visible(found.message.blocks) or (TextBlock(text=NO_OUTPUT),)
+    return ContextMessage(attrs.evolve(found.message, blocks=blocks), found.entry)
+
+
+def _system_first(messages: list[ContextMessage]) -> list[ContextMessage]:
+    """Move a system message that only user messages precede to the front."""
+    leading = 0
+    while leading < len(messages) and isinstance(messages[leading].message, UserMessage):
+        leading += 1
+    if 0 < leading < len(messages) and isinstance(messages[leading].message, SystemMessage):
+        return [messages[leading], *messages[:leading], *messages[leading + 1 :]]
+    return messages
+
+
+def lineage(
+    conversation: Conversation, parents: dict[int, Conversation]
+) -> list[tuple[int, int | None]]:
+    """(conversation, last entry that counts or None) from the oldest ancestor down."""
+    chain: list[tuple[int, int | None]] = [(conversation.id, None)]
+    current = conversation
+    while current.parent is not None:
+        chain.append((current.parent, current.parent_entry))
+        current = parents[current.parent]
+    chain.reverse()
+    return chain

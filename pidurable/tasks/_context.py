@@ -1,0 +1,231 @@
+"""TaskContext: all that the code of a task can do to its own state, and what it may look at.
+
+A task changes only its own state, only through this object, only by committing. The object belongs
+to one phase of one invocation: a commit that comes after that phase was decided is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+import trio
+
+from pidurable.errors import InvocationEndedError
+from pidurable.records import _json
+from pidurable.records._ids import TaskId
+from pidurable.records._tasks import JoinPolicy, Outcome
+from pidurable.tasks._definition import Task
+from pidurable.tasks._transaction import TaskTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from pidurable.records._limits import Settings
+    from pidurable.session._session import Session
+    from pidurable.tasks._run import Phase
+    from pidurable.tasks._runtime import Runtime
+
+InputT = TypeVar("InputT")
+CheckpointT = TypeVar("CheckpointT")
+ResultT = TypeVar("ResultT")
+ChildInputT = TypeVar("ChildInputT")
+ChildResultT = TypeVar("ChildResultT")
+T = TypeVar("T")
+
+
+@final
+class TaskContext(Generic[InputT, CheckpointT, ResultT]):
+    """What a phase, or the abort handler, of a task works with."""
+
+    __slots__ = ("_input", "_phase", "_runtime")
+
+    def __init__(self, runtime: Runtime, phase: Phase, input: InputT) -> None:
+        self._runtime = runtime
+        self._phase = phase
+        self._input = input
+
+    # --- what it knows -------------------------------------------------------------------
+
+    @property
+    def input(self) -> InputT:
+        """The input that the task was created with."""
+        return self._input
+
+    @property
+    def task_id(self) -> TaskId[ResultT]:
+        return TaskId(self._phase.task_id)
+
+    @property
+    def conversation_id(self) -> int:
+        return self._phase.conversation_id
+
+    @property
+    def woken_by(self) -> str | None:
+        """After a wait: `tasks`, `signal` or `deadline`."""
+        return self._phase.woken_by
+
+    @property
+    def abort_reason(self) -> str | None:
+        """In an abort handler: why."""
+        return self._runtime.abort_reason(self._phase.task_id)
+
+    @property
+    def settings(self) -> Settings:
+        return self._runtime.session.settings
+
+    @property
+    def registry(self) -> Any:
+        """The registry snapshot that this phase runs under."""
+        return self._phase.snapshot
+
+    @property
+    def session(self) -> Session:
+        """The session, for reading what is committed."""
+        return self._runtime.session
+
+    def key(self, name: str) -> str:
+        """This task's own stable identity for the outside, the same after every restart.
+
+        Made of the session's uuid, the task's id and `name`, so that no two effects share it, also
+        not with a copy of the store.
+        """
+        return f"{self._runtime.session.uuid}:{self._phase.task_id}:{name}"
+
+    def now(self) -> datetime:
+        """The wall clock, aware, in UTC. Fix it in a checkpoint before an effect uses it."""
+        return datetime.fromtimestamp(self._runtime.session.clock.now_us() / 1e6, UTC)
+
+    # --- committing ----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def commit(self) -> AsyncIterator[TaskTransaction[CheckpointT, ResultT]]:
+        """Open one atomic commit: `async with ctx.commit() as tx`.
+
+        The body must not wait for anything outside. An exception in it, cancellation included,
+        stores nothing; once the block has ended the commit is awaited under a shield.
+
+        Raises:
+            AbortRequestedError: The task is marked for abort: return, `abort` comes next.
+            InvocationEndedError: The outcome, a wait, or the end of the phase came first.
+            StorageRefusedError: The storage refuses (disk full); the task stays at its checkpoint.
+        """
+        phase = self._phase
+        if phase.sealed:
+            raise InvocationEndedError(phase.task_id, "its phase had returned")
+        tx: TaskTransaction[CheckpointT, ResultT] = TaskTransaction(self._runtime, phase)
+        phase.in_flight += 1
+        try:
+            async with self._runtime.session.line.body(tx, place=f"task {phase.task_id}"):
+                tx.check_phase()
+                yield tx
+        finally:
+            phase.landed()
+
+    async def _run(self, body: Callable[[TaskTransaction[CheckpointT, ResultT]], T]) -> T:
+        phase = self._phase
+        if phase.sealed:
+            raise InvocationEndedError(phase.task_id, "its phase had returned")
+        tx: TaskTransaction[CheckpointT, ResultT] = TaskTransaction(self._runtime, phase)
+        phase.in_flight += 1
+        try:
+            return await self._runtime.session.line.run_sync(tx, body)
+        finally:
+            phase.landed()
+
+    async def goto(self, checkpoint: CheckpointT) -> None:
+        """Commit the next checkpoint; its phase starts when this handler returns."""
+        await self._run(lambda tx: tx.goto(checkpoint))
+
+    async def complete(self, result: ResultT) -> None:
+        """Commit the result and end. Return after it: nothing can be committed any more."""
+        await self._run(lambda tx: tx.complete(result))
+
+    async def fail(
+        self, error: BaseException | str, *, detail: Any = None, result: ResultT | None = None
+    ) -> None:
+        """Commit a failure and end. What is owned and still live is aborted."""
+        await self._run(lambda tx: tx.fail(error, detail=detail, result=result))
+
+    async def end_aborted(
+        self, reason: str | None = None, *, result: ResultT | None = None
+    ) -> None:
+        """Commit the aborted outcome; for abort handlers only."""
+        await self._run(lambda tx: tx.end_aborted(reason, result=result))
+
+    async def wait(
+        self,
+        *,
+        then: CheckpointT,
+        on: Sequence[int] | None = None,
+        policy: JoinPolicy = "all_settled",
+        deadline: datetime | None = None,
+        signals: bool = False,
+    ) -> None:
+        """Park until what is waited for is there; the task wakes at `then`. Holds no memory."""
+        await self._run(
+            lambda tx: tx.wait(then=then, on=on, policy=policy, deadline=deadline, signals=signals)
+        )
+
+    async def memo(self, name: str, candidate: T) -> T:
+        """Store `candidate` under `name` unless a value stands there; return the one that stands.
+
+        Fixes what is random, timed or read from changing state before an effect depends on it.
+        """
+        memos = self._phase.memos
+        if name in memos and not self._phase.sealed:
+            return _json.loads_stored(memos[name])  # type: ignore[no-any-return]
+        return await self._run(lambda tx: tx.memo(name, candidate))
+
+    async def create_task(
+        self,
+        definition: type[Task[ChildInputT, Any, ChildResultT]],
+        input: ChildInputT,
+        *,
+        key: str | None = None,
+        deadline: datetime | None = None,
+    ) -> TaskId[ChildResultT]:
+        """Create a task owned by this one; with `key` it is created once and found again."""
+        return await self._run(
+            lambda tx: tx.create_task(definition, input, key=key, deadline=deadline)
+        )
+
+    # --- waiting and looking -------------------------------------------------------------
+
+    async def wait_for_task(self, task_id: TaskId[ChildResultT]) -> Outcome[ChildResultT]:
+        """Wait in memory until a task has ended. Holds this invocation; `wait` does not.
+
+        Raises:
+            UnknownTaskError: No such task.
+            WaitCycleError: That task waits for this one.
+        """
+        return await self._runtime.wait_for_task(task_id, waiter=self._phase.task_id)
+
+    async def outcomes(self, ids: Sequence[TaskId[ChildResultT]]) -> list[Outcome[ChildResultT]]:
+        """The outcomes of ended tasks, in the order given.
+
+        Raises:
+            UnknownTaskError: No such task.
+            NoResultError: One of them has not ended.
+        """
+        return [self._runtime.outcome(id) for id in ids]
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in memory; a restart begins the phase again. `wait(deadline=)` is durable."""
+        await trio.sleep(seconds)
+
+    async def run_blocking(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run a blocking call in a thread and wait for it, also when cancelled.
+
+        An abandoned thread would go on charging after the refund, so it is joined.
+        """
+        return await self._runtime.session.blocking.run(fn, *args)
+
+    def report(self, error: BaseException | str) -> None:
+        """Report something that went wrong without ending the task."""
+        self._runtime.report(self._phase.task_id, error)
+
+
+Handler = Callable[[Any, TaskContext[Any, Any, Any]], Awaitable[None]]

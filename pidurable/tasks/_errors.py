@@ -1,0 +1,80 @@
+"""Errors as plain data: bounded, and read back without running foreign code."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from pidurable.records import _json
+from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
+from pidurable.records._tasks import ErrorInfo
+
+_CUT = " [cut]"
+
+
+def bounded(text: str, bytes_max: int) -> str:
+    """A text that can be stored: valid Unicode, no NUL, at most `bytes_max` bytes, cut marked."""
+    clean = text.replace("\0", "\\0").encode("utf-8", errors="backslashreplace")
+    if len(clean) <= bytes_max:
+        return clean.decode()
+    return clean[: bytes_max - len(_CUT)].decode(errors="ignore") + _CUT
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the text of a foreign exception may raise anything
+        return f"<its text raised {type(second).__name__}>"
+
+
+def _type_of(error: BaseException) -> str:
+    cls = type(error)
+    if cls.__module__ in ("builtins", "__main__"):
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Every leaf of an exception group, in order; the error itself if it is none."""
+    found: list[BaseException] = []
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(reversed(current.exceptions))
+        else:
+            found.append(current)
+    return found
+
+
+def error_info(
+    error: BaseException | str, *, detail: Any = None, with_traceback: bool = False
+) -> ErrorInfo:
+    """Describe an error for the record."""
+    if detail is not None:
+        detail = _json.check_json(detail, "$.detail")
+    if isinstance(error, str):
+        return ErrorInfo(
+            type="error", message=bounded(error, ERROR_MESSAGE_BYTES_MAX), detail=detail
+        )
+    message = _text_of(error)
+    every = leaves(error)
+    if isinstance(error, BaseExceptionGroup):
+        listed = "; ".join(f"{_type_of(leaf)}: {_text_of(leaf)}" for leaf in every)
+        message = f"{message}: {listed}"
+    trace = None
+    if with_traceback:
+        # The leaves first: they say what happened, and cutting starts at the end.
+        parts: list[str] = []
+        for leaf in every:
+            try:
+                parts += traceback.format_exception(leaf)
+            except Exception as second:  # formatting asks foreign __str__ and __repr__
+                parts.append(f"{_type_of(leaf)}: <its traceback raised {type(second).__name__}>\n")
+        trace = bounded("".join(parts), TRACEBACK_BYTES_MAX)
+    return ErrorInfo(
+        type=bounded(_type_of(error), 256),
+        message=bounded(message, ERROR_MESSAGE_BYTES_MAX),
+        detail=detail,
+        traceback=trace,
+    )

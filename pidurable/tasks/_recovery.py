@@ -1,0 +1,74 @@
+"""Recovery: what opening makes of the live tasks that a process left behind.
+
+Every surviving `running` task becomes pending from its checkpoint, charged with one recovery (a
+clean close has made them pending already, uncharged). Waits, held outcomes, marks and joins are
+read and evaluated anew: the cascade, the ends and the wakings that a dead process had not written
+follow in the scheduler's next commits. It costs O(live work and the ended owners above it), never
+O(history), and runs no code of any task.
+"""
+
+from __future__ import annotations
+
+from pidurable.records import _codec, _json
+from pidurable.session._transaction import Transaction
+from pidurable.storage import Op
+from pidurable.tasks._runtime import Runtime
+from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, Node, View
+
+_PAGE = 10_000
+
+
+async def recover(runtime: Runtime) -> int:
+    """Read the live tasks, write what the restart changes, publish the tree.
+
+    Returns:
+        How many tasks were interrupted in the middle of a phase.
+    """
+    session = runtime.session
+    nodes = await session.blocking.run(_read, runtime)
+    interrupted = 0
+    changed: list[Node] = []
+    for node in nodes:
+        if node.status is RUNNING:
+            node.status = PENDING
+            node.recoveries += 1
+            node.ready_us = session.clock.now_us()
+            interrupted += 1
+            changed.append(node)
+    if changed:
+
+        def body(tx: Transaction) -> None:
+            tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed]
+
+        await session.run(session.transaction(), body)
+    view = View(runtime.published, runtime.load)
+    view.nodes.update((node.id, node) for node in nodes)
+    for node in nodes:
+        view.spread(node, was=False, was_all=False)
+    for task_id, unread in session.storage.live_signals():
+        runtime.set_unread(task_id, unread)
+    runtime.index.adopt(list(view.nodes.values()))
+    runtime.after_adoption()
+    return interrupted
+
+
+def _read(runtime: Runtime) -> list[Node]:
+    """Every live task, with what the waiting ones wait for."""
+    storage = runtime.session.storage
+    nodes: list[Node] = []
+    after = 0
+    while True:
+        page = storage.live_tasks(after=after, limit=_PAGE)
+        for row in page:
+            node = Node(row)
+            if node.status is WAITING:
+                text = storage.task_wait(node.id)
+                if text is not None:
+                    node.wait = _codec.decode_wait(_json.loads_stored(text))
+            nodes.append(node)
+        if len(page) < _PAGE:
+            return nodes
+        after = page[-1].id
+
+
+__all__ = ["COMPLETING", "recover"]

@@ -1,0 +1,344 @@
+"""Invocations: the code of one task, running phase after phase in one trio task.
+
+Between two phases a step decides. It waits until no commit of this invocation is queued or in
+flight, refuses new ones from then on, looks at the published record and takes the first match:
+
+1. terminal, completing or waiting: the invocation ends;
+2. the session is closing: it ends, and the closing commit makes the task pending;
+3. the task is marked, or below an owner with the intent to cancel: it ends, an abort invocation
+   follows when nothing is live below;
+4. the phase raised: faulted, unless the storage was at fault;
+5. the checkpoint changed: the next phase, or a handover to a replaced definition;
+6. else: faulted, no durable progress.
+
+The line decides between a mark, a fault and an outcome: whoever's body comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from pidurable.errors import (
+    CommitBodyTimeoutError,
+    NotJsonError,
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
+from pidurable.records import _json
+from pidurable.records._tasks import ErrorInfo, OutcomeRecord
+from pidurable.tasks._context import TaskContext
+from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
+from pidurable.tasks._errors import error_info, leaves
+from pidurable.tasks._tree import PENDING, RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from pidurable.tasks._runtime import Runtime
+    from pidurable.tasks._transaction import TreeTransaction
+
+
+@attrs.define(eq=False)
+class Phase:
+    """One phase of one invocation. Mutable: the kernel's side of a `TaskContext`."""
+
+    task_id: int
+    conversation_id: int
+    definition: Task[Any, Any, Any]
+    info: DefinitionInfo
+    snapshot: Any
+    number: int
+    """The invocation's number; a commit of an earlier one is refused by it."""
+    aborting: bool
+    woken_by: str | None
+    memos: dict[str, str]
+    tag: str
+    checkpoint: str
+    """The checkpoint that the phase began with, as text."""
+    reached: tuple[str, str] | None = None
+    """The checkpoint that a published `goto` of this phase leads to."""
+    sealed: bool = False
+    in_flight: int = 0
+    _idle: trio.Event | None = None
+
+    def landed(self) -> None:
+        """A commit of this phase has ended, one way or the other."""
+        self.in_flight -= 1
+        if not self.in_flight and self._idle is not None:
+            self._idle.set()
+
+    async def quiet(self) -> None:
+        """Wait until no commit is queued or in flight, and refuse new ones."""
+        self.sealed = True
+        with trio.CancelScope(shield=True):
+            while self.in_flight:
+                self._idle = trio.Event()
+                await self._idle.wait()
+
+
+@attrs.define(eq=False)
+class Invocation:
+    """One in-memory execution of a task's handlers; it dies with the process."""
+
+    task_id: int
+    number: int
+    definition: Task[Any, Any, Any]
+    aborting: bool
+    kind: str = ""
+    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    started_at: float = 0.0
+    stopping_since: float | None = None
+
+    def cancel(self) -> None:
+        if self.stopping_since is None:
+            self.stopping_since = trio.current_time()
+        self.scope.cancel()
+
+
+class _Unreadable(Exception):
+    """The stored state does not fit the definition; carries what to say."""
+
+
+@trio.lowlevel.enable_ki_protection
+async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
+    """Run the phases of one invocation until the step ends it."""
+    try:
+        phase, input = _begin(runtime, invocation)
+    except _Unreadable as unreadable:
+        await _block(runtime, invocation, str(unreadable))
+        return
+    with invocation.scope:
+        await _run_phases(runtime, invocation, phase, input)
+
+
+async def _run_phases(runtime: Runtime, invocation: Invocation, phase: Phase, input: Any) -> None:
+    following: Phase | None = phase
+    while following is not None:
+        phase = following
+        try:
+            at = _decode(phase)
+        except (_Unreadable, NotJsonError) as unreadable:
+            await _block(runtime, invocation, str(unreadable))
+            return
+        error = await _call(runtime, invocation, phase, at, input)
+        await phase.quiet()
+        following = await _step(runtime, invocation, phase, error)
+
+
+def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
+    """Read what the definition needs: input, checkpoint and memos, decoded by its own classes."""
+    task_id = invocation.task_id
+    node = runtime.published.task(task_id)
+    assert node is not None
+    storage = runtime.session.storage
+    info = definition_info(invocation.definition)
+    fresh = runtime.fresh.pop(task_id, None)
+    if fresh is not None:
+        input_text, tag, text = fresh
+        memos: dict[str, str] = {}
+    else:
+        stored = storage.task_checkpoint(task_id)
+        input_stored = storage.task_input(task_id)
+        if stored is None or input_stored is None:
+            raise _Unreadable("its checkpoint or input is missing")
+        tag, text = stored
+        input_text = input_stored
+        memos = dict(storage.task_memos(task_id))
+    snapshot = runtime.snapshot()
+    phase = Phase(
+        task_id=task_id,
+        conversation_id=node.conversation,
+        definition=invocation.definition,
+        info=info,
+        snapshot=snapshot,
+        number=invocation.number,
+        aborting=invocation.aborting,
+        woken_by=node.woken_by,
+        memos=memos,
+        tag=tag,
+        checkpoint=text,
+    )
+    try:
+        input = snapshot.codec.decode(
+            _json.loads_stored(input_text), info.input_type, path=f"$<{info.name} input>"
+        )
+    except NotJsonError as error:
+        raise _Unreadable(str(error)) from error
+    return phase, input
+
+
+def _decode(phase: Phase) -> Any:
+    """The checkpoint as an instance of the definition's class."""
+    cls = phase.info.by_tag.get(phase.tag)
+    if cls is None:
+        known = ", ".join(phase.info.by_tag)
+        raise _Unreadable(f"{phase.info.name} has no phase {phase.tag!r} (it has {known})")
+    return phase.snapshot.codec.decode(
+        _json.loads_stored(phase.checkpoint), cls, path=f"$<{phase.info.name} {phase.tag}>"
+    )
+
+
+async def _call(
+    runtime: Runtime, invocation: Invocation, phase: Phase, at: Any, input: Any
+) -> BaseException | None:
+    """Run one handler; return what left it, if anything did.
+
+    Cancellation is returned too: the step that follows knows why it came.
+    """
+    ctx: TaskContext[Any, Any, Any] = TaskContext(runtime, phase, input)
+    handler: Callable[[Any, Any], Awaitable[None]]
+    if invocation.aborting:
+        handler = phase.definition.abort
+    else:
+        handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
+    try:
+        await trio.lowlevel.disable_ki_protection(handler)(at, ctx)
+    except (KeyboardInterrupt, SystemExit):
+        # Not the task's fault: the host is to close.
+        raise
+    except BaseException as error:
+        fatal = [e for e in leaves(error) if isinstance(e, KeyboardInterrupt | SystemExit)]
+        if fatal:
+            raise fatal[0] from error
+        return error
+    return None
+
+
+async def _step(
+    runtime: Runtime, invocation: Invocation, phase: Phase, error: BaseException | None
+) -> Phase | None:
+    """Decide what follows a phase. See the module docstring for the order."""
+    node = runtime.published.task(phase.task_id)
+    if node is None or node.status is not RUNNING or node.invocations != phase.number:
+        return None
+    if runtime.closing or runtime.session.line.poison is not None:
+        return None
+    if not invocation.aborting and (node.marked or runtime.below_intent(node)):
+        return None
+    if error is not None:
+        if _is_storage_trouble(error):
+            runtime.resume_later(phase.task_id)
+            return None
+        if all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
+            # Cancelled and neither marked nor closing: the host is being torn down.
+            return None
+        await _fault(runtime, invocation, phase, error)
+        return None
+    if not runtime.session.confirmed():
+        # A holder that cannot show a sign of life starts nothing; another may hold the session.
+        runtime.resume_later(phase.task_id)
+        return None
+    committed = phase.reached
+    if committed is None or committed == (phase.tag, phase.checkpoint):
+        remedy = "end each phase with goto, wait, complete or fail"
+        await _fault(
+            runtime,
+            invocation,
+            phase,
+            ErrorInfo(
+                type="no_progress",
+                message=f"phase {phase.tag!r} returned without durable progress; {remedy}",
+            ),
+        )
+        return None
+    snapshot = runtime.snapshot()
+    replacement = snapshot.definition(phase.info.name)
+    if replacement is not None and replacement is not phase.definition:
+        if runtime.can_take(replacement, node):
+            await _hand_over(runtime, phase)
+            return None
+        runtime.report(phase.task_id, f"the new {phase.info.name} cannot take this task over")
+    tag, text = committed
+    return Phase(
+        task_id=phase.task_id,
+        conversation_id=phase.conversation_id,
+        definition=phase.definition,
+        info=phase.info,
+        snapshot=snapshot,
+        number=phase.number,
+        aborting=phase.aborting,
+        woken_by=None,
+        memos=phase.memos,
+        tag=tag,
+        checkpoint=text,
+    )
+
+
+def _is_storage_trouble(error: BaseException) -> bool:
+    """A refused or uncertain commit is never the task's fault."""
+    kinds = (StorageRefusedError, SessionPoisonedError, SessionClosedError)
+    return all(isinstance(leaf, kinds) for leaf in leaves(error))
+
+
+async def _fault(
+    runtime: Runtime,
+    invocation: Invocation,
+    phase: Phase,
+    error: BaseException | ErrorInfo,
+) -> None:
+    """Write the fault, unless a mark came first in line: then the abort handler runs."""
+    info = error if isinstance(error, ErrorInfo) else error_info(error, with_traceback=True)
+
+    def body(tx: TreeTransaction) -> None:
+        node = tx.view.task(phase.task_id)
+        if node is None or node.status is not RUNNING or node.invocations != phase.number:
+            return
+        if node.marked and not invocation.aborting:
+            return
+        tx.settle(tx.view.edit_task(phase.task_id), OutcomeRecord(status="faulted", error=info))
+        runtime.on_settled_by_scheduler(tx, node, "faulted", info)
+
+    runtime.report(phase.task_id, f"faulted: {info.type}: {info.message}")
+    await _write(runtime, phase.task_id, body)
+
+
+async def _block(runtime: Runtime, invocation: Invocation, why: str) -> None:
+    """Take a task that its definition cannot read off every path, with the reason stored."""
+
+    def body(tx: TreeTransaction) -> None:
+        found = tx.view.task(invocation.task_id)
+        if found is None or found.status is not RUNNING:
+            return
+        node = tx.view.edit_task(invocation.task_id)
+        if node.marked:
+            tx.settle(node, OutcomeRecord(status="orphaned", reason="checkpoint_unreadable"))
+            runtime.on_settled_by_scheduler(tx, node, "orphaned", None)
+            return
+        node.status = PENDING
+        node.blocked = "checkpoint_unreadable"
+        tx.put_state(node)
+
+    runtime.report(invocation.task_id, f"blocked, checkpoint_unreadable: {why}")
+    await _write(runtime, invocation.task_id, body)
+
+
+async def _hand_over(runtime: Runtime, phase: Phase) -> None:
+    """Back to pending with everything it has; the new code reserves and decodes it."""
+
+    def body(tx: TreeTransaction) -> None:
+        found = tx.view.task(phase.task_id)
+        if found is None or found.status is not RUNNING:
+            return
+        node = tx.view.edit_task(phase.task_id)
+        node.status = PENDING
+        node.ready_us = tx.now_us()
+        tx.put_state(node)
+
+    await _write(runtime, phase.task_id, body)
+
+
+async def _write(runtime: Runtime, task_id: int, body: Callable[[TreeTransaction], None]) -> None:
+    """Commit for the scheduler itself. Trouble of the storage leaves the task at its checkpoint."""
+    try:
+        with trio.CancelScope(shield=True):
+            await runtime.commit(body)
+    except StorageRefusedError:
+        runtime.resume_later(task_id)
+    except (SessionPoisonedError, SessionClosedError, CommitBodyTimeoutError):
+        return
+
+
+__all__ = ["PENDING", "RUNNING", "WAITING", "Invocation", "Phase", "run_invocation"]

@@ -1,0 +1,301 @@
+"""The ownership tree in memory: one compact node per live task, and counters of what is below.
+
+A node is a task, or a conversation that has live work below it. Its owner is the task that owns it,
+else its conversation (for a task), else nothing. Ids are session-wide, so one dict holds both.
+
+* `below` counts children that are live, or have ordinary live work below them, and are not
+  background tasks; `below_all` counts across background boundaries too. An owner is told only when
+  the answer for a child changes, so an addition to a deep live tree costs O(1).
+* A task that ended stays as a node while something below it lives, and is transparent: what is
+  below it still holds, and is aborted with, the nearest live owner above.
+* A `View` is an overlay over another: what one commit, or one batch, would make of the tree. A
+  commit that is refused drops its overlay, a batch that fails drops the batch's. Nodes of a lower
+  view are never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pidurable.records._tasks import Status, Wait
+from pidurable.storage import TaskRow, TaskStateRow
+
+if TYPE_CHECKING:
+    from pidurable.records._entries import Conversation
+
+PENDING = Status.PENDING
+RUNNING = Status.RUNNING
+WAITING = Status.WAITING
+COMPLETING = Status.COMPLETING
+TERMINAL = Status.TERMINAL
+
+
+class Node:
+    """A task: everything of its record but input, checkpoint, memos and outcome."""
+
+    __slots__ = (
+        "abort_reason",
+        "abort_us",
+        "background",
+        "below",
+        "below_all",
+        "blocked",
+        "clean_at",
+        "conversation",
+        "created_us",
+        "deadline_us",
+        "ended_us",
+        "id",
+        "invocations",
+        "key",
+        "kind",
+        "on_restart",
+        "outcome_status",
+        "owner",
+        "ready_us",
+        "recoveries",
+        "started_us",
+        "status",
+        "tries",
+        "version",
+        "wait",
+        "woken_by",
+    )
+
+    is_task = True
+
+    def __init__(self, row: TaskRow) -> None:
+        self.id = row.id
+        self.conversation = row.conversation
+        self.kind = row.kind
+        self.version = row.version
+        self.owner = row.owner
+        self.key = row.key
+        self.background = bool(row.background)
+        self.on_restart = row.on_restart
+        self.deadline_us = row.deadline_us
+        self.created_us = row.created_us
+        self.status = Status(row.status)
+        self.started_us = row.started_us
+        self.ended_us = row.ended_us
+        self.abort_us = row.abort_us
+        self.abort_reason = row.abort_reason
+        self.invocations = row.invocations
+        self.recoveries = row.recoveries
+        self.tries = row.tries
+        self.ready_us = row.ready_us
+        self.woken_by = row.woken_by
+        self.blocked = row.blocked
+        self.outcome_status = row.outcome_status
+        self.wait: Wait | None = None
+        self.below = 0
+        self.below_all = 0
+        self.clean_at = -1
+
+    def copy(self) -> Node:
+        new = Node.__new__(Node)
+        new.id = self.id
+        new.conversation = self.conversation
+        new.kind = self.kind
+        new.version = self.version
+        new.owner = self.owner
+        new.key = self.key
+        new.background = self.background
+        new.on_restart = self.on_restart
+        new.deadline_us = self.deadline_us
+        new.created_us = self.created_us
+        new.status = self.status
+        new.started_us = self.started_us
+        new.ended_us = self.ended_us
+        new.abort_us = self.abort_us
+        new.abort_reason = self.abort_reason
+        new.invocations = self.invocations
+        new.recoveries = self.recoveries
+        new.tries = self.tries
+        new.ready_us = self.ready_us
+        new.woken_by = self.woken_by
+        new.blocked = self.blocked
+        new.outcome_status = self.outcome_status
+        new.wait = self.wait
+        new.below = self.below
+        new.below_all = self.below_all
+        new.clean_at = self.clean_at
+        return new
+
+    # --- what it is ----------------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        return self.status is not TERMINAL
+
+    @property
+    def marked(self) -> bool:
+        return self.abort_us is not None
+
+    @property
+    def intent(self) -> bool:
+        """Whether everything below is to be aborted: a mark, or a held outcome but completed."""
+        if self.status is TERMINAL:
+            return False
+        return self.abort_us is not None or (
+            self.status is COMPLETING and self.outcome_status != "completed"
+        )
+
+    @property
+    def above(self) -> int | None:
+        return self.owner if self.owner is not None else self.conversation
+
+    def contributes(self) -> bool:
+        """Whether this holds its owner."""
+        return not self.background and (self.status is not TERMINAL or self.below > 0)
+
+    def contributes_all(self) -> bool:
+        return self.status is not TERMINAL or self.below_all > 0
+
+    def state_row(self) -> TaskStateRow:
+        return TaskStateRow(
+            self.version,
+            int(self.status),
+            self.started_us,
+            self.ended_us,
+            self.abort_us,
+            self.abort_reason,
+            self.invocations,
+            self.recoveries,
+            self.tries,
+            self.ready_us,
+            self.woken_by,
+            self.blocked,
+            self.outcome_status,
+            self.id,
+        )
+
+
+class Scope:
+    """A conversation that has live work below it."""
+
+    __slots__ = ("below", "below_all", "id", "owner")
+
+    is_task = False
+    background = False
+    live = False
+    intent = False
+
+    def __init__(self, id: int, owner: int | None) -> None:
+        self.id = id
+        self.owner = owner
+        self.below = 0
+        self.below_all = 0
+
+    def copy(self) -> Scope:
+        new = Scope(self.id, self.owner)
+        new.below = self.below
+        new.below_all = self.below_all
+        return new
+
+    @property
+    def above(self) -> int | None:
+        return self.owner
+
+    def contributes(self) -> bool:
+        return self.below > 0
+
+    def contributes_all(self) -> bool:
+        return self.below_all > 0
+
+
+AnyNode = Node | Scope
+
+
+class View:
+    """The tree as it would be: changed nodes over a lower view."""
+
+    __slots__ = ("_load", "lower", "nodes")
+
+    def __init__(self, lower: View | None, load: Callable[[int], AnyNode | None]) -> None:
+        self.lower = lower
+        self.nodes: dict[int, AnyNode] = {}
+        self._load = load
+
+    def find(self, id: int) -> AnyNode | None:
+        """A node that is in memory, or None."""
+        view: View | None = self
+        while view is not None:
+            found = view.nodes.get(id)
+            if found is not None:
+                return found
+            view = view.lower
+        return None
+
+    def task(self, id: int) -> Node | None:
+        """A task that is in memory (every live one is), or None."""
+        found = self.find(id)
+        return found if isinstance(found, Node) else None
+
+    def edit(self, id: int) -> AnyNode | None:
+        """This view's own copy of a node; ended tasks and conversations are read in."""
+        own = self.nodes.get(id)
+        if own is not None:
+            return own
+        found = self.find(id)
+        if found is not None:
+            found = found.copy()
+        else:
+            found = self._load(id)
+            if found is None:
+                return None
+        self.nodes[id] = found
+        return found
+
+    def edit_task(self, id: int) -> Node:
+        found = self.edit(id)
+        assert isinstance(found, Node)
+        return found
+
+    def add(self, node: Node) -> None:
+        """A new live task."""
+        self.nodes[node.id] = node
+        self.spread(node, was=False, was_all=False)
+
+    def add_scope(self, conversation: Conversation) -> None:
+        """A new conversation; it holds nothing yet."""
+        self.nodes[conversation.id] = Scope(conversation.id, conversation.owner)
+
+    def spread(self, node: AnyNode, *, was: bool, was_all: bool) -> None:
+        """`node` of this view changed; tell the owners above, as far as their answer changes."""
+        while True:
+            change = int(node.contributes()) - int(was)
+            change_all = int(node.contributes_all()) - int(was_all)
+            if not change and not change_all:
+                return
+            above = node.above
+            owner = self.edit(above) if above is not None else None
+            if owner is None:
+                return
+            was, was_all = owner.contributes(), owner.contributes_all()
+            owner.below += change
+            owner.below_all += change_all
+            node = owner
+
+    def end(self, node: Node) -> None:
+        """`node` of this view becomes terminal."""
+        was, was_all = node.contributes(), node.contributes_all()
+        node.status = TERMINAL
+        self.spread(node, was=was, was_all=was_all)
+
+    def owners(self, node: AnyNode) -> Iterator[AnyNode]:
+        """What is above a node within its ordinary tree: a background task is a boundary."""
+        while True:
+            if node.background:
+                return
+            above = node.above
+            if above is None:
+                return
+            found = self.find(above)
+            if found is None:
+                found = self._load(above)
+                if found is None:
+                    return
+            yield found
+            node = found
