@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NewType, Optional, TypeVar
 
+import attr
 import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -171,6 +172,29 @@ EVERYTHING = st.builds(
 )
 
 
+Step = TypeAliasType("Step", Prepare | Charge | None)
+
+
+@attrs.frozen(kw_only=True)
+class LoosePage(Page):
+    """A base without its type argument: its items are any JSON."""
+
+
+@attrs.frozen(kw_only=True)
+class Boxes:
+    """A generic class with a type argument and without."""
+
+    inner: Page[int]
+    plain: Page
+
+
+@attr.s(frozen=True)
+class Untyped:
+    """A field without an annotation holds any JSON."""
+
+    value = attr.ib()
+
+
 def exact(value: Any) -> Any:
     """Spell out the types too, as 1 == 1.0 == True; sets have no order."""
     kind = type(value)
@@ -221,6 +245,12 @@ def test_every_type_comes_back_exactly(value: Everything) -> None:
         (3, Literal[1, 3]),
         (Color.RED, Literal[Color.RED]),
         (2.5, float | None),
+        (2.5, float | str),
+        ([None, Charge("k"), "x"], list[Step | str]),
+        (Boxes(inner=Page(items=[1]), plain=Page(items=["x"])), Boxes),
+        (Untyped({"a": [1]}), Untyped),
+        (LoosePage(items=[1, "x"]), LoosePage),
+        ([None], list[None]),
     ],
 )
 def test_nested_types_and_unions_come_back(codec: Codec, value: Any, type_: Any) -> None:
@@ -291,6 +321,7 @@ def test_what_is_encoded_shares_nothing_with_the_value(codec: Codec) -> None:
         ({"key": ""}, Prepare | Charge, "$", "expected '_type' to be one of 'prepare', 'charge'"),
         ({"_type": "charge", "key": 1}, Prepare | Charge, "$.key", "expected a str"),
         ({"_type": ["charge"]}, Prepare | Charge, "$", "to be one of"),
+        ("x", None | bool | int, "$", "expected bool or int, got 'x'"),
         ([1], int | str | None, "$", "expected int or str, got [1]"),
         ({"name": "a", "below": [{"name": "b", "below": 3}]}, Tree, "$.below[0].below", "a list"),
         ([1, "x", 2], tuple[int, str], "$", "expected a list of 2"),
@@ -304,6 +335,10 @@ def test_what_is_encoded_shares_nothing_with_the_value(codec: Codec) -> None:
         (1.5, timedelta, "$", "microseconds"),
         ("12", uuid.UUID, "$", "a UUID"),
         ({"green": 1}, dict[Color, int], "$", "expected a Color"),
+        (["a"], dict[str, int], "$", "expected an object, got ['a']"),
+        ("a", list[int], "$", "expected a list, got 'a'"),
+        ("a", float, "$", "expected a float, got 'a'"),
+        (1, datetime, "$", "an aware datetime in ISO 8601 as a string, got 1"),
         ({"items": [1, "x"]}, Page[int], "$.items[1]", "expected an int"),
     ],
 )
@@ -351,6 +386,7 @@ class Sub(Charge):
         ({"x": {1, "a"}}, dict[str, set[int]], "$.x[", "expected an int, got 'a'"),
         (Decimal("NaN"), None, "$", "finite"),  # C084
         (float("nan"), float, "$", "finite"),  # C084
+        ({"a": [float("nan")]}, None, "$.a[0]", "finite"),  # C084
         ({"a": float("inf")}, dict[str, float], "$.a", "finite"),
         (timedelta.max, None, "$", "2**64-1"),
         ({1: "x"}, dict[str, str], "$", "expected a str, got 1"),
@@ -358,6 +394,13 @@ class Sub(Charge):
         (HTTPCall("u", Prepare), None, "$.after", "expected Prepare or Charge"),  # type: ignore
         (datetime(2026, 1, 1, tzinfo=UTC), date, "$", "without a time"),
         ("x", Literal["a"], "$", "expected one of 'a', got 'x'"),
+        ("x", float, "$", "expected a float, got 'x'"),
+        ("x", datetime, "$", "expected an aware datetime"),
+        ("x", timedelta, "$", "expected a timedelta"),
+        ("x", Rights, "$", "expected a Rights"),
+        ("x", list[str], "$", "expected a list"),
+        ("x", dict[str, str], "$", "expected a dict"),
+        ("x", tuple[str, ...], "$", "expected a tuple"),
     ],
 )
 def test_values_that_could_not_be_read_back_are_refused_at_their_place(
@@ -434,6 +477,8 @@ class Tagged:
         (Unresolved, "in", "an annotation of Unresolved cannot be read"),
         (Tagged, "in", "the field name _type is taken"),
         (tuple[int, complex], "in[1]", "complex"),
+        (list["Nowhere"], "in[]", "the annotation 'Nowhere' cannot be resolved"),  # noqa: F821
+        (Literal[b"x"], "in", "the literal b'x' has no form in JSON"),
     ],
 )
 def test_types_without_a_form_are_refused_beforehand(
@@ -446,6 +491,54 @@ def test_types_without_a_form_are_refused_beforehand(
 
         assert caught.value.path.startswith(path)
         assert problem in caught.value.problem
+
+
+def test_an_int_widens_to_the_float_of_a_union(codec: Codec) -> None:
+    """Where a union has a float and no int, an int is read as the float."""
+    assert repr(codec.decode(3, float | str)) == "3.0"
+    assert repr(codec.decode(3, float | int)) == "3"
+
+
+def test_a_dict_that_is_a_string_names_no_parts(codec: Codec) -> None:
+    """Where an object is expected, no other value is taken apart."""
+    with pytest.raises(NotJsonError, match=r"^\$\.a: expected an object, got 'text'$"):
+        codec.decode({"a": "text"}, dict[str, dict[str, int]])
+
+
+def test_a_str_field_holds_the_characters_of_a_str_enum(codec: Codec) -> None:
+    """A subclass of str in a str field is stored and read as a plain str."""
+
+    class Word(enum.StrEnum):
+        YES = "yes"
+
+    assert codec.encode_text(Charge(Word.YES)) == '{"key":"yes","cents":0}'
+
+
+def test_a_key_error_of_a_class_is_not_taken_for_a_missing_field(codec: Codec) -> None:
+    """A KeyError that a validator raises is reported as the refusal of the class."""
+
+    def refuse(_: object, __: object, value: int) -> None:
+        raise KeyError("unknown number")
+
+    @attrs.frozen
+    class Picky:
+        n: int = attrs.field(validator=refuse)
+
+    with pytest.raises(NotJsonError, match="Picky refused it, KeyError: 'unknown number'"):
+        codec.decode({"n": 1}, Picky)
+
+
+def test_an_annotation_with_metadata_that_has_no_hash_works(codec: Codec) -> None:
+    """Annotated may carry anything."""
+    assert codec.decode([1], Annotated[list[int], ["meta"]]) == [1]
+
+
+def test_an_extra_type_refuses_other_values() -> None:
+    """What is not of the extension's type never reaches its function."""
+    codec = Codec({Fraction: (str, Fraction)})
+
+    with pytest.raises(NotJsonError, match=r"^\$\[1\]: expected a Fraction, got 'x'$"):
+        codec.encode([Fraction(1), "x"], list[Fraction])
 
 
 def test_two_classes_of_one_tag_are_refused(codec: Codec) -> None:

@@ -168,14 +168,15 @@ def test_a_small_object_with_an_endless_text_is_refused_soon(value: object) -> N
 def test_a_call_stack_that_is_almost_full_gives_a_plain_error() -> None:
     """Near the recursion limit of the caller a nested value is refused, never a RecursionError."""
 
-    def down(levels: int) -> str:
-        return dumps(nested(150)) if levels == 0 else down(levels - 1)
+    def down(levels: int, function: Callable[[Any], Any]) -> Any:
+        return function(nested(150)) if levels == 0 else down(levels - 1, function)
 
     frame, used = sys._getframe(), 0
     while frame.f_back is not None:
         frame, used = frame.f_back, used + 1
-    with pytest.raises(NotJsonError, match="call stack"):
-        down(sys.getrecursionlimit() - used - 60)
+    for function in (dumps, check_json):
+        with pytest.raises(NotJsonError, match="call stack"):
+            down(sys.getrecursionlimit() - used - 60, function)
 
 
 def test_size_counts_bytes_and_not_characters() -> None:

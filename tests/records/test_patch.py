@@ -175,3 +175,23 @@ def test_pointers_name_any_key() -> None:
     value = {"a/b~c": {"": [5]}}
 
     assert get(value, join_pointer(join_pointer(join_pointer("", "a/b~c"), ""), 0)) == 5
+
+
+def test_an_append_is_lowered_to_the_whole_string() -> None:
+    """A client without append gets the string as it is after each operation."""
+    ops = [
+        {"op": "append", "path": "/t", "value": "b"},
+        {"op": "append", "path": "/t", "value": "c"},
+    ]
+
+    assert patch.lower(ops, {"t": "a"}) == [
+        {"op": "replace", "path": "/t", "value": "ab"},
+        {"op": "replace", "path": "/t", "value": "abc"},
+    ]
+
+
+def test_the_same_object_has_no_difference() -> None:
+    """An object compared with itself is not walked."""
+    value = {"a": [float("nan")]}
+
+    assert patch.diff(value, value) == []

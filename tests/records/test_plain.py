@@ -196,6 +196,7 @@ CALL = {"role": "tool_result", "call": [1, 0], "name": "n", "blocks": [], "is_er
             '$[0].sections["a b"]',
             "expected str",
         ),
+        ("usage", [], "$", "expected an object"),
         ("usage", {"cost": float("nan")}, "$.cost", "finite"),  # C084
         ("usage", {"cost": -0.5}, "$.cost", "not negative"),
         ("usage", {"requests": -1}, "$.requests", "not negative"),
