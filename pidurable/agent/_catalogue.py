@@ -66,20 +66,35 @@ class Model:
     output_tokens_max: int | None = None
     prices: Prices | None = None
     """As a host gave them. Those of the catalogue (tiered, dated) are used, but not shown here."""
+    bundled: bool = attrs.field(default=True, repr=False)
+    """Whether the bundled catalogue may know its price."""
 
     def cost(self, usage: Usage) -> float:
         """Estimate what `usage` costs in US dollars; 0.0 where no price is known, never NaN."""
         if self.prices is not None:
             cost = self.prices.cost(usage)
+        elif not self.bundled:
+            cost = 0.0
         else:
             cost = _catalogue_cost(self.provider, self.id, usage)
         return cost if math.isfinite(cost) and cost > 0 else 0.0
 
 
-def lookup(provider: str, model_id: str, override: ModelInfo | None) -> Model:
-    """Return what is known of a model; every unknown fact is None."""
+def lookup(
+    provider: str, model_id: str, override: ModelInfo | None, *, bundled: bool = True
+) -> Model:
+    """Return what is known of a model; every unknown fact is None.
+
+    Args:
+        provider: The name before the slash.
+        model_id: The name after it.
+        override: What the host knows, which counts first.
+        bundled: Whether to look into the bundled catalogue at all.
+    """
     info = override or ModelInfo()
-    window = info.context_window or _catalogue_window(provider, model_id)
+    window = info.context_window
+    if window is None and bundled:
+        window = _catalogue_window(provider, model_id)
     return Model(
         name=f"{provider}/{model_id}",
         provider=provider,
@@ -87,12 +102,13 @@ def lookup(provider: str, model_id: str, override: ModelInfo | None) -> Model:
         context_window=window,
         output_tokens_max=info.output_tokens_max,
         prices=info.prices,
+        bundled=bundled,
     )
 
 
 @functools.cache
 def _catalogue() -> Any | None:
-    # The import costs some 50 ms, so it waits for the first model that somebody asks for.
+    # The import costs some 0.2 s, so it waits for the first model that somebody asks for.
     try:
         import genai_prices.data_snapshot
     except ImportError:

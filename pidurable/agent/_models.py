@@ -398,10 +398,12 @@ class Models:
         """
         provider, model_id = self._find(name)
         prefix = name.partition("/")[0]
+        listed = isinstance(provider, ListsModels)
         if isinstance(provider, ListsModels) and not provider.has_model(model_id):
             known = [f"{prefix}/{known}" for known in provider.known_models()]
             raise NotFoundError("model", name, _nearest(name, known))
-        return lookup(prefix, model_id, self._catalogue.get(name))
+        # A provider with a list of its own is not in a catalogue of vendors, which costs 0.2 s.
+        return lookup(prefix, model_id, self._catalogue.get(name), bundled=not listed)
 
     def _find(self, name: str) -> tuple[Provider, str]:
         prefix, slash, model_id = name.partition("/")
@@ -430,8 +432,8 @@ class Models:
         # One scope round the whole block, whose deadline counts only while the block is entered:
         # a provider may hold a nursery open in its block, so a scope of its own would cross it.
         with trio.CancelScope(deadline=trio.current_time() + self._silence) as opening:
-            manager = provider.stream(request)
             with _classified(provider):
+                manager = provider.stream(request)
                 events = await manager.__aenter__()
             opening.deadline = math.inf
             answered = _Answered()

@@ -244,7 +244,7 @@ _MODULES: dict[Kind, str] = {
 
 
 def _loaded(kind: Kind) -> bool:
-    return _MODULES[kind] in sys.modules and "pydantic_ai.direct" in sys.modules
+    return all(sys.modules.get(name) for name in (_MODULES[kind], "pydantic_ai.direct"))
 
 
 def _load(kind: Kind) -> None:

@@ -1,5 +1,18 @@
 """For tests of programs that use pidurable, and of storage backends for it."""
 
+from pidurable.agent._script import (
+    Cut as Cut,
+    Expect as Expect,
+    ScriptedCall as ScriptedCall,
+    ScriptedError as ScriptedError,
+    Stall as Stall,
+    Step as Step,
+    When as When,
+)
+from pidurable.agent._scripted import (
+    ScriptedModel as ScriptedModel,
+    ScriptedProvider as ScriptedProvider,
+)
 from pidurable.testing._conformance_base import (
     ConformanceCase as ConformanceCase,
     StorageFactory as StorageFactory,

@@ -28,7 +28,7 @@ from pidurable.agent._models import (
 )
 from pidurable.agent._provider_ai import AiProvider
 from pidurable.agent._script import Cut, Expect, ScriptedCall, ScriptedError, Stall, Step, Wire
-from pidurable.errors import ModelError
+from pidurable.errors import MissingExtraError, ModelError
 from pidurable.records._messages import (
     AssistantMessage,
     ImageBlock,
@@ -507,6 +507,15 @@ async def test_a_provider_without_a_key_says_which_to_set() -> None:
         with pytest.raises(ModelError, match=f"set {variable}") as caught:
             await ask(models, asked)
         assert caught.value.kind == "auth"
+
+
+async def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the provider library nothing is sent, and the error says what to install."""
+    monkeypatch.setitem(sys.modules, "pydantic_ai.models.openai", None)
+    provider = AiProvider("local", base_url="http://127.0.0.1:9/v1", api_key=KEY)
+
+    with pytest.raises(MissingExtraError, match=r"pidurable\[llm\]"):
+        await ask(Models([provider]), request())
 
 
 async def test_the_environment_names_a_compatible_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from pidurable.agent._script import (
     When,
 )
 from pidurable.agent._scripted import ScriptedModel, ScriptedProvider
-from pidurable.errors import InvalidArgumentError, ModelError, NotFoundError
+from pidurable.errors import InvalidArgumentError, MissingExtraError, ModelError, NotFoundError
 from pidurable.records._messages import (
     AssistantMessage,
     TextBlock,
@@ -409,6 +410,31 @@ def test_a_faulty_script_says_where(tmp_path: Path, text: str, problem: str) -> 
 
     with pytest.raises(InvalidArgumentError, match=problem):
         ScriptedModel.load(path)
+
+
+def test_a_missing_yaml_library_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the YAML library a script file cannot be read, and the error says what to install."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    with pytest.raises(MissingExtraError, match=r"pidurable\[cli\]"):
+        ScriptedModel.load(tmp_path / "any.yaml")
+
+
+async def test_scripted_models_need_no_catalogue() -> None:
+    """A scripted model costs nothing and never has the price list loaded."""
+    code = (
+        "import sys, trio\n"
+        "from pidurable.testing import ScriptedModel\n"
+        "models = ScriptedModel(['x']).models()\n"
+        "assert models.resolve('scripted/model').cost.__self__.prices is None\n"
+        "heavy = {'genai_prices', 'pydantic', 'pydantic_ai', 'yaml', 'openai'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = await trio.run_process([sys.executable, "-c", code], capture_stdout=True)
+
+    assert done.stdout.strip() == b"[]"
 
 
 async def test_a_faulty_script_is_an_error_of_its_request(tmp_path: Path) -> None:
