@@ -266,7 +266,10 @@ class Storage(Protocol):
     def apply(self, batch: Batch) -> None: ...
 
     def checkpoint(self, *, truncate: bool = False) -> int:
-        """Move the write-ahead log into the store; returns its size in pages. May run beside `apply`."""
+        """Move the write-ahead log into the store; returns its size in pages.
+
+        May run beside `apply`.
+        """
         ...
 
     # --- reading -------------------------------------------------------------------------
@@ -280,7 +283,7 @@ class Storage(Protocol):
     def conversations_by_owner(
         self, owner: int | None, *, after: int = 0, limit: int = 1000
     ) -> list[ConversationRow]:
-        """Conversations of an owner (None: the ownerless ones), by id, those with a larger id than `after`."""
+        """Conversations of an owner (None: the ownerless ones) with id > after, by id."""
         ...
 
     def entry(self, id: int) -> EntryRow | None: ...
@@ -325,7 +328,10 @@ class Storage(Protocol):
         limit: int = 1000,
         reverse: bool = False,
     ) -> list[TaskRow]:
-        """Tasks by id. `kind` or `status` alone, without a conversation, is for people, not for hot paths."""
+        """Tasks by id.
+
+        `kind` or `status` alone, without a conversation, is for people, not for hot paths.
+        """
         ...
 
     def task_input(self, task: int) -> str | None: ...

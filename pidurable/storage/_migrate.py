@@ -21,6 +21,9 @@ SCHEMA = 1
 class Executes(Protocol):
     """What a migration may do with the connection: execute statements."""
 
+    @property
+    def in_transaction(self) -> bool: ...
+
     def execute(self, statements: str, bindings: Any = None, /) -> Iterable[Any]: ...
 
 
@@ -65,7 +68,8 @@ def migrate(
     _keep_copy(store, found, copy)
     connection.execute("begin immediate")
     try:
-        (current,) = next(iter(connection.execute("pragma user_version")))
+        # Read to its end: an open statement would lock tables against being changed.
+        [(current,)] = list(connection.execute("pragma user_version"))
         # Another opener may have migrated while this one was copying.
         for schema in range(int(current), known):
             migrations[schema](connection)
@@ -74,7 +78,9 @@ def migrate(
             connection.execute(f"pragma user_version = {known:d}")
         connection.execute("commit")
     except BaseException as error:
-        _roll_back(connection)
+        # SQLite may have rolled back by itself, and would report a second rollback.
+        if connection.in_transaction:
+            connection.execute("rollback")
         if isinstance(error, PidurableError) or not isinstance(error, Exception):
             raise
         raise MigrationError(
@@ -90,9 +96,3 @@ def _keep_copy(store: str, found: int, copy: Callable[[str], None]) -> None:
         os.unlink(partial)
     copy(partial)
     os.replace(partial, final)
-
-
-def _roll_back(connection: Executes) -> None:
-    """Roll back unless SQLite did so by itself, which a second rollback would report."""
-    if getattr(connection, "in_transaction", True):
-        connection.execute("rollback")

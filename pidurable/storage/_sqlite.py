@@ -29,7 +29,6 @@ from pidurable.errors import (
     PidurableError,
     SessionClosedError,
     StorageAccessError,
-    StorageCorruptError,
     StorageHeldError,
     StorageRefusedError,
     check,
@@ -176,17 +175,13 @@ class SqliteStorage:
             self._reader = self._connect(read_only=True)
             self._writer.set_busy_timeout(_open.COMMIT_BUSY_MS)
             self._checkpointer.set_busy_timeout(_open.COMMIT_BUSY_MS)
-        self._check_whole()
+        # Read once, so that a file that cannot be used is reported by its opening.
+        self._reader.execute(sql.READS["head"]).fetchall()
 
     def _connect(self, *, read_only: bool) -> apsw.Connection:
         connection = _open.connect(self._store, self._vfs, read_only=read_only, power=self._power)
         self._connections.append(connection)
         return connection
-
-    def _check_whole(self) -> None:
-        """Read the first row, so that a file that cannot be used is reported by its opening."""
-        if self._reader.execute(sql.READS["head"]).fetchall() == []:
-            raise StorageCorruptError(self._store, "the row of the session is missing")
 
     def _migrate(self, schema: int) -> None:
         """Migrate, unless a live holder works on the older schema right now."""

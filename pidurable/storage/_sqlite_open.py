@@ -133,7 +133,7 @@ def map_error(
         return StorageAccessError(store, problem)
     if isinstance(error, _DAMAGE):
         return StorageCorruptError(store, problem)
-    if isinstance(error, _BUG):
+    if isinstance(error, (*_BUG, apsw.Error)):
         return InternalError(f"{store}: {problem}")
     return None
 
@@ -243,6 +243,7 @@ class _Seen:
     application_id: int
     schema: int
     tables: int
+    sessions: int
 
 
 def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
@@ -261,9 +262,12 @@ def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
                 "select count(*) from sqlite_schema",
             )
         ]
+        sessions = 0
+        if numbers[0] == APPLICATION_ID and numbers[2] > 0:
+            sessions = int(connection.execute("select count(*) from session").get)
     finally:
         connection.close()
-    return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2])
+    return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2], sessions=sessions)
 
 
 def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
@@ -290,6 +294,8 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
             seen = _look(store, vfs, immutable=False)
     except apsw.NotADBError as error:
         raise NotAStoreError(store, "it is not an SQLite database") from error
+    except apsw.SQLError as error:
+        raise StorageCorruptError(store, f"a table is missing ({error})") from error
     except apsw.Error as error:
         raise map_error(error, store) or error from error
     if seen.application_id != APPLICATION_ID:
@@ -303,6 +309,8 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
         raise StorageTooNewError(store, seen.schema, known)
     if seen.schema < 1:
         raise StorageCorruptError(store, f"its schema number is {seen.schema}")
+    if seen.sessions != 1:
+        raise StorageCorruptError(store, f"it has {seen.sessions} rows of a session, not 1")
     return seen.schema
 
 

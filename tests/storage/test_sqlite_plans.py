@@ -1,0 +1,64 @@
+"""Every statement of the running system finds its rows through an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from pidurable.storage import Op, SqliteStorage, _sqlite_statements as statements
+
+
+def plan(path: Path, sql: str) -> list[str]:
+    connection = apsw.Connection(str(path))
+    count = sql.count("?") if "?1" not in sql else 2
+    rows = connection.execute(f"explain query plan {sql}", (None,) * count).fetchall()
+    connection.close()
+    return [detail for *_, detail in rows]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "s.sqlite"
+    SqliteStorage(path).close()
+    return path
+
+
+@pytest.mark.parametrize("name", statements.READS)
+def test_no_read_scans_a_table(store: Path, name: str) -> None:
+    """A read searches by rowid or index; only counting the unread signals walks one."""
+    steps = plan(store, statements.READS[name])
+
+    assert steps
+    for step in steps:
+        if name == "live_signals":
+            assert step == "SCAN signals USING COVERING INDEX signals_task"
+        else:
+            assert not step.startswith("SCAN"), step
+    # What is sorted afterwards is few: the documents of one scope.
+    assert name == "documents" or not any("TEMP B-TREE" in step for step in steps), steps
+
+
+@pytest.mark.parametrize("name", ["live_tasks", "live_tasks_of_a_large_store"])
+def test_live_tasks_walk_the_partial_index(store: Path, name: str) -> None:
+    """Terminal rows cost nothing, however many there are."""
+    if "large" in name:
+        connection = apsw.Connection(str(store))
+        connection.execute("analyze")
+        connection.close()
+
+    assert plan(store, statements.READS["live_tasks"]) == [
+        "SEARCH tasks USING INDEX tasks_live (id>?)"
+    ]
+
+
+@pytest.mark.parametrize("op", statements.WRITES)
+def test_no_write_scans_a_table(store: Path, op: Op) -> None:
+    """A change or a deletion searches for its rows."""
+    assert not any(step.startswith("SCAN") for step in plan(store, statements.WRITES[op]))
+
+
+def test_every_op_has_a_statement() -> None:
+    """The table of writes is complete."""
+    assert set(statements.WRITES) == set(Op)
