@@ -55,6 +55,7 @@ from pidurable.storage._holder import (
     Verdict,
     ask_lock,
     check_free,
+    heartbeat_age,
     judge,
     lock_path,
     take_lock,
@@ -186,7 +187,7 @@ class SqliteStorage:
     def _migrate(self, schema: int) -> None:
         """Migrate, unless a live holder works on the older schema right now."""
         found = self._found(self._writer)
-        if found is not None:
+        if found is not None and not found.record.released:
             claim = HolderClaim(
                 holder_id="migration",
                 host=found.record.host,
@@ -197,10 +198,11 @@ class SqliteStorage:
             state, lock = self._ask(found, claim)
             if lock is not None:
                 lock.drop()
-            if judge(found.record, claim, state) in (Verdict.LIVE, Verdict.HUNG):
-                age = max(0.0, (claim.at_us - found.record.heartbeat_us) / 1_000_000)
-                if state is LockState.LOCKED or age < claim.lease_seconds:
-                    raise StorageHeldError(self._store, found.record.pid, found.record.host, age)
+            # A hung holder may wake: one that still has its lock is never migrated under.
+            if state is LockState.LOCKED or judge(found.record, claim, state) is Verdict.LIVE:
+                record = found.record
+                age = heartbeat_age(record, claim)
+                raise StorageHeldError(self._store, record.pid, record.host, age)
         _open.migrate_store(
             self._writer,
             self._store,

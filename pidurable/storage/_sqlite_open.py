@@ -210,12 +210,20 @@ def refuse_network(store: str, kind: str | None) -> None:
         )
 
 
+def _has_log(store: str) -> bool:
+    try:
+        return os.stat(f"{store}-wal").st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def is_missing(store: str, *, create: bool) -> bool:
     """Tell whether there is nothing yet at a path; a file of 0 bytes counts as missing.
 
     Raises:
         NotAStoreError: It is a folder, or something else that is not a file.
         StorageAccessError: It cannot be looked at, or is missing and is not to be created.
+        StorageCorruptError: It is empty, yet a log with commits lies beside it.
     """
     try:
         found = os.stat(store)
@@ -232,6 +240,8 @@ def is_missing(store: str, *, create: bool) -> bool:
             raise StorageAccessError(store, "this user may not read it")
         if found.st_size > 0:
             return False
+        if _has_log(store):
+            raise StorageCorruptError(store, "it was cut to 0 bytes, but its log is still there")
     if not create:
         what = "there is no such file" if found is None else "it is empty"
         raise StorageAccessError(store, f"{what}; open it with create=True to create a store")
@@ -292,15 +302,20 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
             if not (os.path.exists(f"{store}-wal") and os.path.exists(f"{store}-shm")):
                 raise
             seen = _look(store, vfs, immutable=False)
+        else:
+            # The log may hold a newer schema than the file. Only a store of ours is asked again.
+            if seen.application_id == APPLICATION_ID and not journal and _has_log(store):
+                seen = _look(store, vfs, immutable=False)
     except apsw.NotADBError as error:
         raise NotAStoreError(store, "it is not an SQLite database") from error
     except apsw.SQLError as error:
         raise StorageCorruptError(store, f"a table is missing ({error})") from error
     except apsw.Error as error:
         raise map_error(error, store) or error from error
+    # Stores use a journal while they are created and never again: rolled back, nothing is left.
+    if journal and (seen.application_id == APPLICATION_ID or seen.tables == 0):
+        return 0
     if seen.application_id != APPLICATION_ID:
-        if seen.application_id == 0 and seen.tables == 0 and journal:
-            return 0
         raise NotAStoreError(
             store,
             f"it is an SQLite database of another application (id {seen.application_id:#010x})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -304,6 +305,24 @@ def test_a_lock_file_removed_while_it_is_taken_is_made_again(
     assert len(calls) == 2
     assert os.path.exists(lock.path)
     lock.remove()
+
+
+def test_a_file_system_without_locks_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking a lock is an error that says so, asking one gives no answer."""  # C074
+    storage = SqliteStorage(path)
+    Path(lock_path(str(path), 7)).touch()
+
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with pytest.raises(StorageAccessError, match=r"cannot lock .* \(No locks available\)"):
+        storage.acquire(claim(), takeover=False)
+    assert ask_lock(lock_path(str(path), 7)) == (LockState.UNKNOWN, None)
+    assert storage.head().epoch == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import apsw
@@ -172,6 +173,43 @@ def test_an_older_program_that_still_runs_is_fenced(
     with pytest.raises(HolderLostError):
         holder.heartbeat(epoch, 5)
     holder.close()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_newer_schema_in_the_log_is_seen(
+    old: Path,
+    newer: dict[int, _migrate.Migration],
+    monkeypatch: pytest.MonkeyPatch,
+    read_only: bool,
+) -> None:
+    """The older program refuses a store that was migrated and not checkpointed since."""
+    # C076
+    migrated = SqliteStorage(old)
+    with monkeypatch.context() as patch:
+        patch.setattr(_migrate, "SCHEMA", 1)
+
+        with pytest.raises(StorageTooNewError):
+            SqliteStorage(old, create=False, read_only=read_only)
+
+    assert migrated.head().epoch == 2
+    migrated.close()
+
+
+@pytest.mark.usefixtures("newer")
+def test_a_foreign_holder_of_an_older_store_has_a_lease(old: Path) -> None:
+    """Where no lock can be asked, a store is migrated once the heartbeat is old, not before."""
+    now_us = time.time_ns() // 1_000
+    connection = apsw.Connection(str(old))
+    connection.execute("update holder set released = 0, inode = 1")
+    connection.execute("update heartbeat set at_us = ?", (now_us,))
+
+    with pytest.raises(StorageHeldError):
+        SqliteStorage(old)
+    connection.execute("update heartbeat set at_us = ?", (now_us - 60_000_000,))
+    SqliteStorage(old).close()
+
+    connection.close()
+    assert value(old, "pragma user_version") == 2
 
 
 @pytest.mark.usefixtures("newer")

@@ -85,6 +85,10 @@ def spoiled(path: Path, kind: str) -> type[PidurableError]:
         execute(path, "drop table session")
         return StorageCorruptError
     data = path.read_bytes()
+    if kind == "cut_0_with_log":
+        path.write_bytes(b"")
+        Path(f"{path}-wal").write_bytes(b"commits")
+        return StorageCorruptError
     if kind.startswith("cut_"):
         path.write_bytes(data[: int(kind.removeprefix("cut_"))])
     elif kind == "bad_schema_page":
@@ -104,6 +108,7 @@ SPOILED = [
     "no_schema",
     "no_session",
     "no_session_table",
+    "cut_0_with_log",
     "cut_100",
     "cut_4096",
     "cut_20480",
@@ -209,6 +214,49 @@ def test_an_interrupted_creation_is_taken_up_again(tmp_path: Path) -> None:
 
     assert storage.head().epoch == 0
     storage.close()
+
+
+def test_a_creation_that_died_before_its_commit_is_taken_up_again(tmp_path: Path) -> None:
+    """The schema is in the file already, the journal that takes it back lies beside it."""
+    path = tmp_path / "s.sqlite"
+    other = tmp_path / "other.sqlite"
+    connection = apsw.Connection(str(other))
+    connection.execute("pragma user_version = 5")
+    connection.execute("begin exclusive")
+    connection.execute("pragma user_version = 6")
+    connection.execute("create table t (a)")
+    connection.cache_flush()
+    journal = Path(f"{other}-journal").read_bytes()
+    connection.execute("rollback")
+    connection.close()
+    make_store(path)
+    Path(f"{path}-journal").write_bytes(journal)
+
+    with pytest.raises(StorageAccessError, match="interrupted"):
+        SqliteStorage(path, create=False)
+
+
+@pytest.mark.parametrize("failing", ["mkdir", "open"])
+def test_a_folder_that_may_not_be_written_to_is_an_access_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The system's reason is in the message."""
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, refuse)
+        with pytest.raises(StorageAccessError, match=r"cannot be created \(Permission denied\)"):
+            opening.create_file(str(tmp_path / ".pidurable" / "s.sqlite"))
+
+
+def test_a_path_below_a_file_is_an_access_error(tmp_path: Path) -> None:
+    """The system's reason is in the message."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StorageAccessError, match="Not a directory"):
+        SqliteStorage(tmp_path / "file" / "s.sqlite")
 
 
 def test_two_creators_make_one_store(tmp_path: Path) -> None:
