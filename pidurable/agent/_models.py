@@ -33,6 +33,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
@@ -436,16 +437,11 @@ class Models:
                 manager = provider.stream(request)
                 events = await manager.__aenter__()
             opening.deadline = math.inf
-            answered = _Answered()
-            try:
-                checked = self._events(provider, model, request, events, answered)
-                async with _closed(events), aclosing(checked):
+            opened = _Opened(manager, provider)
+            async with opened, _closed(events):
+                checked = self._events(opened, model, request, events)
+                async with aclosing(checked):
                     yield checked
-            except BaseException as error:
-                await _leave(manager, error)
-                raise
-            with _classified(provider, ignore=answered):
-                await manager.__aexit__(None, None, None)
         if opening.cancelled_caught:
             raise self._silent(request)
 
@@ -455,18 +451,17 @@ class Models:
 
     async def _events(
         self,
-        provider: Provider,
+        opened: _Opened,
         model: Model,
         request: ModelRequest,
         events: AsyncIterator[StreamEvent],
-        answered: _Answered,
     ) -> AsyncGenerator[StreamEvent, None]:
         text, thinking = _DeltaCleaner(), _DeltaCleaner()
         arguments: dict[int, _DeltaCleaner] = {}
         while True:
             event = None
             with trio.move_on_after(self._silence) as silence:
-                with _classified(provider):
+                with _classified(opened.provider):
                     event = await anext(events, None)
             if silence.cancelled_caught:
                 raise self._silent(request)
@@ -477,7 +472,7 @@ class Models:
                 case Done(message=message):
                     answer = _checked_answer(attrs.evolve(message, model=request.model))
                     usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
-                    answered.whole = True
+                    opened.answered = True
                     yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
                     return
                 case TextDelta(text=piece):
@@ -494,8 +489,33 @@ class Models:
 
 
 @attrs.define(eq=False)
-class _Answered:
-    whole: bool = False
+class _Opened:
+    """The block of a provider that was entered, and must be left whatever happens."""
+
+    manager: AbstractAsyncContextManager[Any]
+    provider: Provider
+    answered: bool = False
+    """Whether the whole answer is there; how the connection ends does not matter then."""
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            with _classified(self.provider):
+                await self.manager.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - passed on
+        except Exception as closing:
+            # A connection that fails while it is closed must neither take an answer back, nor
+            # hide what the body raised: a cancellation, or a bug.
+            if error is None and not self.answered:
+                raise
+            if closing is not error:
+                logger.debug("closing a stream of %s failed", self.provider.name, exc_info=True)
 
 
 def _nearest(name: str, known: list[str], what: str = "model") -> str:
@@ -506,20 +526,14 @@ def _nearest(name: str, known: list[str], what: str = "model") -> str:
 
 
 @contextmanager
-def _classified(provider: Provider, ignore: _Answered | None = None) -> Iterator[None]:
-    """Turn whatever a provider raises into a `ModelError`; cancellation passes.
-
-    Once the whole answer is there, an error at the end of the connection changes nothing.
-    """
+def _classified(provider: Provider) -> Iterator[None]:
+    """Turn whatever a provider raises into a `ModelError`; cancellation passes."""
     try:
         yield
     except Exception as error:
-        if ignore is not None and ignore.whole:
-            logger.debug(
-                "provider %s: closing after the answer failed", provider.name, exc_info=True
-            )
-            return
         leaf = _first_leaf(error)
+        if leaf is error and isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
+            raise
         if isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
             raise leaf from leaf.__cause__
         broken = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -531,16 +545,6 @@ def _classified(provider: Provider, ignore: _Answered | None = None) -> Iterator
 def _closed(events: AsyncIterator[Any]) -> AbstractAsyncContextManager[Any]:
     """Close what a provider gave to read from, if it can be closed: most give a generator."""
     return aclosing(events) if isinstance(events, AsyncGenerator) else nullcontext()
-
-
-async def _leave(manager: AbstractAsyncContextManager[Any], error: BaseException) -> None:
-    """Leave a provider's block because of `error`, which stays the one that is raised."""
-    try:
-        await manager.__aexit__(type(error), error, error.__traceback__)
-    except Exception as closing:
-        # A connection that fails while it is closed must not hide a cancellation or a bug.
-        if closing is not error:
-            logger.debug("closing a model stream failed", exc_info=True)
 
 
 def _first_leaf(error: Exception) -> Exception:

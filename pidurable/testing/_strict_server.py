@@ -448,7 +448,7 @@ async def strict_openai_server(
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
         server.port = listeners[0].socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, server.serve, listeners)
+        await nursery.start(trio.serve_listeners, server.serve, listeners)
         try:
             yield server
         finally:

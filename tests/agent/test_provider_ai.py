@@ -27,8 +27,17 @@ from pidurable.agent._models import (
     ToolCallStart,
 )
 from pidurable.agent._provider_ai import AiProvider
-from pidurable.agent._script import Cut, Expect, ScriptedCall, ScriptedError, Stall, Step, Wire
-from pidurable.errors import MissingExtraError, ModelError
+from pidurable.agent._script import (
+    Cut,
+    Expect,
+    Script,
+    ScriptedCall,
+    ScriptedError,
+    Stall,
+    Step,
+    Wire,
+)
+from pidurable.errors import InvalidArgumentError, MissingExtraError, ModelError
 from pidurable.records._messages import (
     AssistantMessage,
     ImageBlock,
@@ -261,7 +270,7 @@ async def test_blank_parts_images_and_foreign_thinking_go_out_safely() -> None:
     )
     change = SystemMessage(sections={"mode": "Plan only."}, at_us=0)
 
-    async with strict_openai_server(["ok"], log=None) as server:
+    async with strict_openai_server(["ok"]) as server:
         server_models = models_for(server)
         asked = request(
             user(),
@@ -553,6 +562,54 @@ async def test_the_server_refuses_what_a_strict_provider_refuses() -> None:
     assert b"has no result" in reply
     with pytest.raises(AssertionError, match="has no result"):
         server.check()
+
+
+async def test_the_server_overflows_beyond_its_window_and_logs(tmp_path: Path) -> None:
+    """A script with a context window refuses long requests, and every request is a line."""
+    script = Script(steps=(Step(text="ok"),), context_window=100)
+    log = tmp_path / "log.jsonl"
+
+    async with strict_openai_server(script, log=log) as server:
+        with pytest.raises(ModelError) as caught:
+            await ask(models_for(server), request(user("x" * 1000)))
+        await ask(models_for(server), request())
+
+    assert caught.value.kind == "overflow"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["status"], line["step"]) for line in lines] == [(400, None), (200, 0)]
+
+
+async def test_the_servers_expectations_are_remembered() -> None:
+    """A request that is not what a step expects gets 400, and the check of the server fails."""
+    async with strict_openai_server([Step(text="ok", expect=Expect(user="bye"))]) as server:
+        with pytest.raises(ModelError, match="expected 'bye'"):
+            await ask(models_for(server), request())
+
+    with pytest.raises(AssertionError, match="expected 'bye'"):
+        server.check()
+
+
+async def test_options_must_be_an_object() -> None:
+    """Options of another shape are refused before anything is sent."""
+    async with strict_openai_server(["x"]) as server:
+        with pytest.raises(ModelError, match="must be an object"):
+            await ask(models_for(server), request(options=[1]))
+
+    assert server.requests == []
+
+
+def test_a_repr_shows_no_user_part_of_an_address() -> None:
+    """An address with a password in it is shown without."""
+    provider = AiProvider("p", base_url="https://me:secret@host/v1")
+
+    assert "secret" not in repr(provider)
+    assert "host/v1" in repr(provider)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    """A kind that does not exist is refused with those that do."""
+    with pytest.raises(InvalidArgumentError, match="openai-chat"):
+        AiProvider("p", kind="smtp")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ async def canned(*replies: bytes | tuple[int, bytes]) -> AsyncIterator[Canned]:
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         server.port = listeners[0].socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, server.serve, listeners)
+        await nursery.start(trio.serve_listeners, server.serve, listeners)
         yield server
         nursery.cancel_scope.cancel()
 
@@ -273,6 +273,51 @@ async def test_google_cut_and_refused_requests_are_classified() -> None:
             kinds.append(caught.value.kind)
 
     assert kinds == ["retryable", "retryable", "auth"]
+
+
+# --- OpenAI chat, byte for byte ---------------------------------------------------------------
+
+
+def chat_stream() -> tuple[bytes, int]:
+    """A streamed answer, and how many of its bytes hold the provider's last word."""
+    function = {"name": "read", "arguments": '{"path": "gr\u00fcn.txt"}'}
+    call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    choices = [
+        {"index": 0, "delta": {"role": "assistant", "content": "I l\u00f6\u00f6k."}},
+        {"index": 0, "delta": {"tool_calls": [call]}},
+        {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
+    ]
+    stream, word = b"", 0
+    for choice in choices:
+        chunk = {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "m-1",
+            "choices": [choice],
+        }
+        stream += b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+        word = len(stream)
+    return stream + b"data: [DONE]\n\n", word
+
+
+async def test_a_chat_stream_cut_at_any_byte_is_never_an_answer() -> None:
+    """Before the provider's last word every cut is retryable; after it the answer is whole."""
+    # C064 C068
+    stream, word = chat_stream()
+    cuts = [*range(0, word - 1, 9), word - 3, word - 2]
+
+    async with canned(*(stream[:cut] for cut in cuts), stream[:word], stream) as server:
+        models = models_for(server, "openai-chat")
+        for cut in cuts:
+            with pytest.raises(ModelError) as caught:
+                await events_of(models)
+            assert caught.value.kind == "retryable", cut
+        answers = [answer_of(await events_of(models)) for _ in range(2)]
+
+    for answer in answers:
+        assert answer.text == "I l\u00f6\u00f6k."
+        assert answer.tool_calls[0].arguments == {"path": "gr\u00fcn.txt"}
 
 
 # --- OpenAI responses -------------------------------------------------------------------------
