@@ -13,9 +13,9 @@ import re
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC: titles, links, payloads
-    r"|\x1b[ -/]*[0-Z\\^-~]"  # two and three character escapes
+    r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # two and three character escapes
+    r"|(?P<open>\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)\Z)"  # not at its end yet
 )
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z")
 _HELD_MAX = 4096
 """Longest unfinished sequence that is held back; what goes on longer is shown as it is."""
 
@@ -48,15 +48,19 @@ class OutputText:
             final: Nothing follows: give what was held back too.
         """
         text = self._held + self._decoder.decode(data, final)
-        text = _SEQUENCE.sub("", text)
         self._held = ""
-        if not final:
-            # A sequence, or the line end of a terminal, may go on in the next chunk.
-            start = text.rfind("\x1b", max(0, len(text) - _HELD_MAX))
-            if start >= 0 and text[start - 1 : start] == "\x1b":
-                start -= 1
-            if start >= 0 and _UNFINISHED.match(text, start):
-                text, self._held = text[:start], text[start:]
-            elif text.endswith("\r"):
-                text, self._held = text[:-1], "\r"
+        parts, position = [], 0
+        for found in _SEQUENCE.finditer(text):
+            parts.append(text[position : found.start()])
+            position = found.end()
+            if found["open"] is None:
+                continue
+            if final or len(found["open"]) > _HELD_MAX:
+                parts.append(found["open"])
+            else:
+                self._held = found["open"]
+        text = "".join([*parts, text[position:]])
+        if text.endswith("\r") and not final:
+            # It may be the first half of a line end.
+            text, self._held = text[:-1], "\r" + self._held
         return mark_controls(text.replace("\r\n", "\n"))

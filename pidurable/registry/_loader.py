@@ -126,16 +126,19 @@ def _load_path(path: Path, module_name: str) -> tuple[Extension, ...]:
     try:
         assert spec.loader is not None
         spec.loader.exec_module(module)
-        return _extensions_of(module, str(path))
-    except BaseException as error:
+    except Exception as error:
         _forget(module_name)
-        if isinstance(error, ExtensionError) and error.__traceback__ is None:
-            raise
-        if not isinstance(error, Exception):
-            raise
         raise ExtensionError(
             str(path), f"it could not be loaded:\n{_own_traceback(error, file.parent)}"
         ) from error
+    except BaseException:
+        _forget(module_name)
+        raise
+    try:
+        return _extensions_of(module, str(path))
+    except ExtensionError:
+        _forget(module_name)
+        raise
 
 
 def _load_name(name: str) -> tuple[Extension, ...]:
