@@ -99,6 +99,24 @@ def conversation_of(row: ConversationRow) -> Conversation:
     )
 
 
+def entry_of(row: EntryRow, codec: Codec) -> Entry:
+    return Entry(
+        id=row.id,
+        conversation_id=row.conversation,
+        seq=row.seq,
+        kind=row.kind,
+        messages=(
+            () if row.messages is None else _codec.decode_messages(_json.loads_stored(row.messages))
+        ),
+        data=None if row.data is None else _json.loads_stored(row.data),
+        head=row.head,
+        edits=() if row.edits is None else _codec.decode_edits(_json.loads_stored(row.edits)),
+        by_task=row.by_task,
+        at_us=row.at_us,
+        decode=codec.decode,
+    )
+
+
 def submission_of(row: SubmissionRow) -> SubmissionRecord:
     return SubmissionRecord(
         id=row.id,
@@ -203,6 +221,16 @@ class Session:
         row = self.storage.submission(submission_id)
         return None if row is None else submission_of(row)
 
+    def staged_open_submissions(self, conversation_id: int) -> dict[int, SubmissionRecord]:
+        """Submissions of a conversation that are queued or placed, as staged so far, by id."""
+        rows = self.storage.open_submissions(conversation_id)
+        found = {row.id: submission_of(row) for row in rows}
+        for tx in self._staged:
+            for record in tx.submissions.values():
+                if record.conversation_id == conversation_id:
+                    found[record.id] = record
+        return found
+
     def staged_entry(self, entry_id: int) -> Entry | None:
         for tx in self._staged:
             for entry in tx.entries:
@@ -287,23 +315,7 @@ class Session:
     # --- transcripts ---------------------------------------------------------------------
 
     def entry_of(self, row: EntryRow) -> Entry:
-        return Entry(
-            id=row.id,
-            conversation_id=row.conversation,
-            seq=row.seq,
-            kind=row.kind,
-            messages=(
-                ()
-                if row.messages is None
-                else _codec.decode_messages(_json.loads_stored(row.messages))
-            ),
-            data=None if row.data is None else _json.loads_stored(row.data),
-            head=row.head,
-            edits=() if row.edits is None else _codec.decode_edits(_json.loads_stored(row.edits)),
-            by_task=row.by_task,
-            at_us=row.at_us,
-            decode=self.codec.decode,
-        )
+        return entry_of(row, self.codec)
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, oldest first. Kept for busy conversations."""

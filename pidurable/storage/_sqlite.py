@@ -195,7 +195,8 @@ class SqliteStorage:
                 at_us=time.time_ns() // 1_000,
                 lease_seconds=Settings().lease_seconds,
             )
-            state, lock = self._ask(found, claim)
+            uuid = self._writer.execute("select uuid from session").get
+            state, lock = self._ask(found, claim, uuid)
             if lock is not None:
                 lock.drop()
             # A hung holder may wake: one that still has its lock is never migrated under.
@@ -382,7 +383,8 @@ class SqliteStorage:
             record = found.record if found is not None else None
             state = LockState.UNKNOWN
             if found is not None and not found.record.released:
-                state, dead = self._ask(found, claim)
+                uuid = writer.execute("select uuid from session").get
+                state, dead = self._ask(found, claim, uuid)
             check_free(self._store, record, claim, judge(record, claim, state), takeover)
             head = _head(writer.execute(sql.READS["head"]).fetchall())
             epoch = head.epoch + 1
@@ -435,13 +437,15 @@ class SqliteStorage:
         writer.execute(sql.HOLDER_REPLACE, row)
         writer.execute(sql.HEARTBEAT_REPLACE, (epoch, claim.at_us))
 
-    def _ask(self, found: _Found, claim: HolderClaim) -> tuple[LockState, LockFile | None]:
+    def _ask(
+        self, found: _Found, claim: HolderClaim, uuid: str
+    ) -> tuple[LockState, LockFile | None]:
         """Ask the lock file of the record, if this store is the one that the record is about."""
         if found.record.host != claim.host:
             return LockState.UNKNOWN, None
         if found.inode != os.stat(self._store).st_ino:
             return LockState.UNKNOWN, None
-        if found.store_uuid != self._writer.execute("select uuid from session").get:
+        if found.store_uuid != uuid:
             return LockState.UNKNOWN, None
         return ask_lock(found.record.lock_file)
 
@@ -482,6 +486,22 @@ class SqliteStorage:
     def holder(self) -> HolderRecord | None:
         rows = self._rows("holder", ())
         return self._holder_record(rows[0]).record if rows else None
+
+    def look_at_holder(self, claim: HolderClaim) -> tuple[HolderRecord | None, Verdict]:
+        """Return the holder record and what this claimant could do; takes and changes nothing.
+
+        The lock file is tried for an instant, so another claimant may in that instant be refused.
+        """
+        rows = self._rows("holder", ())
+        if not rows:
+            return None, Verdict.NONE
+        found = self._holder_record(rows[0])
+        state = LockState.UNKNOWN
+        if not found.record.released:
+            state, lock = self._ask(found, claim, self.head().uuid)
+            if lock is not None:
+                lock.drop()
+        return found.record, judge(found.record, claim, state)
 
     def release(self, epoch: int) -> None:
         """Give the session up and remove the lock file of this handle.

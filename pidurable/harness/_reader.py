@@ -1,0 +1,509 @@
+"""The reader: committed state of a store, beside a running holder or after its death.
+
+It needs no ownership and writes nothing, not even a lock. Every call reads what is committed at
+that moment: two calls may see two states, and one call that reads many rows (`tree`) may straddle
+a commit, so that a child can be missing whose owner is there. Nothing it shows was not durable.
+
+Stored data that cannot be decoded is reported as damage (`StorageCorruptError`) with the thing it
+belongs to, and never as absent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar
+
+import attrs
+
+from pidurable.errors import InvalidArgumentError, NotFoundError, StorageCorruptError
+from pidurable.records._codec import Codec
+from pidurable.records._entries import Conversation, Entry
+from pidurable.records._limits import VIEW_PAGE_ENTRIES, Settings
+from pidurable.records._submissions import SubmissionRecord
+from pidurable.records._tasks import Status, TaskRecord
+from pidurable.session import _documents
+from pidurable.session._documents import Address
+from pidurable.session._seams import Blocking, Clock, SystemClock, ThreadBlocking
+from pidurable.session._session import conversation_of, entry_of, submission_of
+from pidurable.storage import (
+    ConversationRow,
+    EntryRow,
+    Head,
+    HolderClaim,
+    HolderRecord,
+    SqliteStorage,
+    TaskRow,
+)
+from pidurable.storage._holder import Verdict, heartbeat_age
+from pidurable.tasks._record import read_task_record
+
+__all__ = ["HolderView", "Reader", "TreeRow", "open_reader"]
+
+T = TypeVar("T")
+
+HolderState = Literal["live", "silent", "dead", "released"]
+ID_MAX = 2**63 - 1
+ROWS_MAX = 2_000
+_CONVERSATION_SCOPE = 1
+
+
+@attrs.frozen(kw_only=True)
+class HolderView:
+    """Who holds a session, as far as it can be told from here."""
+
+    record: HolderRecord
+    state: HolderState
+    """`live`: it runs. `silent`: it may hang, or nobody can say. `dead`: its process is gone.
+    `released`: it closed the store."""
+    heartbeat_age: float
+    """Seconds since the last sign of life, by this machine's clock."""
+
+
+@attrs.frozen(kw_only=True)
+class TreeRow:
+    """One line of a tree: a task or a conversation, below the last row of one depth less."""
+
+    depth: int
+    task: TaskRecord | None = None
+    conversation: Conversation | None = None
+
+    @property
+    def id(self) -> int:
+        """The id of the task or conversation."""
+        if self.task is not None:
+            return self.task.id
+        assert self.conversation is not None
+        return self.conversation.id
+
+
+@asynccontextmanager
+async def open_reader(
+    store: str | os.PathLike[str], *, blocking: Blocking | None = None, clock: Clock | None = None
+) -> AsyncIterator[Reader]:
+    """Open a store to look at it, without holding it.
+
+    Works beside a running holder and on a store that nobody holds. Nothing is created or changed.
+
+    Args:
+        store: The path of the store.
+        blocking: Where reads run; threads where None.
+        clock: Tells the age of the last heartbeat.
+
+    Raises:
+        StorageAccessError: There is no such store, or this user may not read it.
+        NotAStoreError: The path holds something else.
+        StorageCorruptError: It is damaged.
+        StorageTooNewError: A newer version wrote it.
+    """
+    blocking = blocking or ThreadBlocking()
+
+    def open_storage() -> SqliteStorage:
+        return SqliteStorage(store, create=False, read_only=True)
+
+    storage = await blocking.run(open_storage)
+    try:
+        yield Reader(storage, blocking=blocking, clock=clock or SystemClock())
+    finally:
+        storage.close()
+
+
+class Reader:
+    """A store that is open for looking. Made by `open_reader`."""
+
+    def __init__(self, storage: SqliteStorage, *, blocking: Blocking, clock: Clock) -> None:
+        self._storage = storage
+        self._blocking = blocking
+        self._clock = clock
+        self._codec = Codec()
+
+    @property
+    def store(self) -> str:
+        """The path of the store, with links resolved."""
+        return self._storage.store
+
+    async def _read(self, what: str, read: Callable[[], T]) -> T:
+        """Run a read in a thread; what cannot be decoded there is damage, and is named."""
+        try:
+            return await self._blocking.run(read)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, InvalidArgumentError):
+                raise
+            raise StorageCorruptError(
+                self.store, f"{what} cannot be decoded ({type(error).__name__}: {error})"
+            ) from error
+
+    # --- the session ---------------------------------------------------------------------
+
+    async def head(self) -> Head:
+        """Return the number of the last commit and what identifies the store."""
+        return await self._read("the session row", self._storage.head)
+
+    async def holder(self) -> HolderView | None:
+        """Tell who holds the session; None if nobody ever did.
+
+        Asking tries the holder's lock for an instant; a process that opens the store in that
+        instant may be told that it is held.
+        """
+        claim = HolderClaim(
+            holder_id="reader",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            at_us=self._clock.now_us(),
+            lease_seconds=Settings().lease_seconds,
+        )
+        record, verdict = await self._read(
+            "the holder record", lambda: self._storage.look_at_holder(claim)
+        )
+        if record is None:
+            return None
+        states: dict[Verdict, HolderState] = {
+            Verdict.NONE: "released",
+            Verdict.DEAD: "dead",
+            Verdict.HUNG: "silent",
+            Verdict.LIVE: "live",
+        }
+        return HolderView(
+            record=record, state=states[verdict], heartbeat_age=heartbeat_age(record, claim)
+        )
+
+    # --- tasks ---------------------------------------------------------------------------
+
+    async def task(self, task_id: int) -> TaskRecord:
+        """Return all that is stored of a task.
+
+        Raises:
+            NotFoundError: This session has no such task.
+        """
+
+        def read() -> TaskRecord | None:
+            row = self._storage.task(task_id) if _is_id(task_id) else None
+            return None if row is None else read_task_record(self._storage, row)
+
+        found = await self._read(f"task {task_id}", read)
+        if found is None:
+            raise NotFoundError("task", task_id, _LIST_HINT)
+        return found
+
+    async def tasks(
+        self,
+        *,
+        conversation: int | None = None,
+        kind: str | None = None,
+        status: Status | None = None,
+        live: bool = False,
+        limit: int = 1_000,
+    ) -> list[TaskRecord]:
+        """Return the newest tasks that match, oldest first, without input, checkpoint and outcome.
+
+        Args:
+            conversation: Only those of this conversation.
+            kind: Only those of this definition.
+            status: Only those with this status.
+            live: Only those that have not ended; looks at live work only, however long the history.
+            limit: Most tasks to return.
+
+        Raises:
+            InvalidArgumentError: `limit` is below 1.
+        """
+        if limit < 1:
+            raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+
+        def read() -> list[TaskRecord]:
+            if live:
+                rows = [
+                    row
+                    for row in self._live_rows()
+                    if conversation in (None, row.conversation)
+                    and kind in (None, row.kind)
+                    and status in (None, row.status)
+                ][-limit:]
+            else:
+                rows = self._storage.tasks(
+                    conversation=conversation,
+                    kind=kind,
+                    status=None if status is None else int(status),
+                    limit=limit,
+                    reverse=True,
+                )[::-1]
+            return [read_task_record(self._storage, row, whole=False) for row in rows]
+
+        return await self._read("the task list", read)
+
+    def _live_rows(self) -> list[TaskRow]:
+        rows: list[TaskRow] = []
+        while True:
+            page = self._storage.live_tasks(after=rows[-1].id if rows else 0)
+            rows += page
+            if len(page) < 10_000:
+                return rows
+
+    async def children(self, owner: int) -> list[TreeRow]:
+        """Return what a task or a conversation owns directly, live and ended, by id."""
+        return [attrs.evolve(row, depth=0) for row in await self.tree(owner) if row.depth == 1]
+
+    async def tree(self, root: int | None = None, *, limit: int = ROWS_MAX) -> list[TreeRow]:
+        """Return the tree of tasks and conversations, owners before what they own.
+
+        Args:
+            root: A task or conversation; None for everything. Its own row comes first.
+            limit: About how many tasks to look at: the newest ones, and every live one. What is
+                owned by something that was left out stands at the top.
+
+        Raises:
+            NotFoundError: There is no task and no conversation of this id.
+        """
+
+        def read() -> list[TreeRow] | None:
+            if root is None:
+                rows = {row.id: row for row in self._live_rows()}
+                rows.update((row.id, row) for row in self._storage.tasks(limit=limit, reverse=True))
+                gathered = _Gathered(tasks=rows)
+                self._add_conversations(gathered, limit)
+                return _flatten(self._storage, gathered, None)
+            if not _is_id(root):
+                return None
+            conversation = self._storage.conversation(root)
+            task = self._storage.task(root) if conversation is None else None
+            if conversation is None and task is None:
+                return None
+            gathered = _Gathered()
+            if task is not None:
+                self._gather_below(gathered, task, limit=limit)
+            else:
+                assert conversation is not None
+                gathered.conversations[conversation.id] = conversation
+                self._gather(gathered, conversation.id, limit=limit)
+            return _flatten(self._storage, gathered, root)
+
+        found = await self._read("the task tree", read)
+        if found is None:
+            assert root is not None
+            raise NotFoundError("task or conversation", root, _LIST_HINT)
+        return found
+
+    def _add_conversations(self, gathered: _Gathered, limit: int) -> None:
+        """Read the conversations of the gathered tasks, and those that no task has touched yet."""
+        for row in self._storage.conversations_by_owner(None, limit=limit):
+            gathered.conversations[row.id] = row
+        for id in sorted({row.conversation for row in gathered.tasks.values()}):
+            if id not in gathered.conversations:
+                found = self._storage.conversation(id)
+                if found is not None:
+                    gathered.conversations[id] = found
+        for owner in gathered.tasks:
+            self._owned_conversations(gathered, owner)
+
+    def _gather(self, gathered: _Gathered, conversation: int, *, limit: int) -> None:
+        """Read the tasks of a conversation and, below them, of every conversation they own."""
+        waiting = [conversation]
+        while waiting and len(gathered.tasks) < limit:
+            found = self._storage.tasks(
+                conversation=waiting.pop(), limit=limit - len(gathered.tasks), reverse=True
+            )
+            for row in found:
+                gathered.tasks[row.id] = row
+                waiting += self._owned_conversations(gathered, row.id)
+
+    def _gather_below(self, gathered: _Gathered, root: TaskRow, *, limit: int) -> None:
+        """Read what a task owns, however deep: an owner is always older than what it owns."""
+        gathered.tasks[root.id] = root
+        conversations = self._owned_conversations(gathered, root.id)
+        after = root.id
+        while len(gathered.tasks) < limit:
+            page = self._storage.tasks(conversation=root.conversation, after=after, limit=1_000)
+            for row in page:
+                if row.owner in gathered.tasks and len(gathered.tasks) < limit:
+                    gathered.tasks[row.id] = row
+                    conversations += self._owned_conversations(gathered, row.id)
+            if len(page) < 1_000:
+                break
+            after = page[-1].id
+        for conversation in conversations:
+            self._gather(gathered, conversation, limit=limit)
+
+    def _owned_conversations(self, gathered: _Gathered, owner: int) -> list[int]:
+        rows = self._storage.conversations_by_owner(owner)
+        gathered.conversations.update((row.id, row) for row in rows)
+        return [row.id for row in rows]
+
+    # --- conversations -------------------------------------------------------------------
+
+    async def conversations(self) -> list[Conversation]:
+        """Return the conversations that no task owns, oldest first; the first one is the root."""
+
+        def read() -> list[ConversationRow]:
+            rows: list[ConversationRow] = []
+            while True:
+                page = self._storage.conversations_by_owner(None, after=rows[-1].id if rows else 0)
+                rows += page
+                if len(page) < 1_000:
+                    return rows
+
+        rows = await self._read("the list of conversations", read)
+        return [conversation_of(row) for row in rows]
+
+    async def conversation(self, conversation_id: int) -> Conversation:
+        """Return one conversation.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+        """
+
+        def read() -> ConversationRow | None:
+            known = _is_id(conversation_id)
+            return self._storage.conversation(conversation_id) if known else None
+
+        row = await self._read(f"conversation {conversation_id}", read)
+        if row is None:
+            raise NotFoundError("conversation", conversation_id, _TREE_HINT)
+        return conversation_of(row)
+
+    async def entries(
+        self,
+        conversation_id: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = VIEW_PAGE_ENTRIES,
+    ) -> list[Entry]:
+        """Return the newest entries of a history, oldest first, those of its ancestors included.
+
+        Args:
+            conversation_id: A conversation, also a fork.
+            after: Only entries with a larger id.
+            before: Only entries with a smaller id; pass the first id of a page for the page before.
+            limit: Most entries to return.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+        """
+        await self.conversation(conversation_id)
+        if limit < 1:
+            raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+
+        def read() -> list[Entry]:
+            rows: list[EntryRow] = []
+            for member, cut in self._lineage(conversation_id):
+                bound = min((b for b in (cut, before) if b is not None), default=None)
+                rows += self._storage.entries(
+                    member, after=after, before=bound, limit=limit - len(rows), reverse=True
+                )
+                if len(rows) >= limit:
+                    break
+            return [self._entry(row) for row in reversed(rows)]
+
+        return await self._read(f"the history of conversation {conversation_id}", read)
+
+    def _entry(self, row: EntryRow) -> Entry:
+        try:
+            return entry_of(row, self._codec)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageCorruptError(
+                self.store, f"entry {row.id} cannot be decoded ({type(error).__name__}: {error})"
+            ) from error
+
+    def _lineage(self, conversation_id: int) -> list[tuple[int, int | None]]:
+        """(conversation, first entry id that no longer counts) from the newest up."""
+        chain: list[tuple[int, int | None]] = [(conversation_id, None)]
+        row = self._storage.conversation(conversation_id)
+        while row is not None and row.parent is not None:
+            chain.append((row.parent, None if row.parent_entry is None else row.parent_entry + 1))
+            row = self._storage.conversation(row.parent)
+        return chain
+
+    # --- submissions and documents -------------------------------------------------------
+
+    async def submission(self, submission_id: int) -> SubmissionRecord:
+        """Return one submission.
+
+        Raises:
+            NotFoundError: This session has no such submission.
+        """
+
+        def read() -> SubmissionRecord | None:
+            row = self._storage.submission(submission_id) if _is_id(submission_id) else None
+            return None if row is None else submission_of(row)
+
+        found = await self._read(f"submission {submission_id}", read)
+        if found is None:
+            raise NotFoundError("submission", submission_id)
+        return found
+
+    async def open_submissions(self, conversation_id: int) -> list[SubmissionRecord]:
+        """Return what a conversation was given and has not answered, by id."""
+        return await self._read(
+            f"the submissions of conversation {conversation_id}",
+            lambda: [submission_of(row) for row in self._storage.open_submissions(conversation_id)],
+        )
+
+    async def document(self, name: str, conversation_id: int, *, key: str = "") -> Any:
+        """Return the JSON of a conversation's document; None where there is none."""
+        address = Address(name, _CONVERSATION_SCOPE, conversation_id, key)
+
+        def read() -> Any:
+            state = _documents.load(self._storage, address)
+            return None if state is None else state.value
+
+        return await self._read(f"document {name!r} of conversation {conversation_id}", read)
+
+    async def live(self, conversation_id: int) -> Any:
+        """Return `pi.live` of a conversation as JSON (run, partial answer, calls), or None."""
+        return await self.document("pi.live", conversation_id)
+
+
+_LIST_HINT = "`pidurable task list` shows what there is."
+_TREE_HINT = "`pidurable task tree` shows what there is."
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and 0 < value <= ID_MAX
+
+
+@attrs.define(eq=False)
+class _Gathered:
+    """Rows of a tree, before they are put in order."""
+
+    tasks: dict[int, TaskRow] = attrs.Factory(dict)
+    conversations: dict[int, ConversationRow] = attrs.Factory(dict)
+
+
+def _flatten(storage: SqliteStorage, gathered: _Gathered, root: int | None) -> list[TreeRow]:
+    """Put rows in order, depth first, by id below each owner; iterative, however deep."""
+    below: dict[int, list[int]] = {}
+    tops: list[int] = []
+    for id, task in gathered.tasks.items():
+        owner = task.conversation if task.owner is None else task.owner
+        _file(id, owner, gathered, below, tops)
+    for id, conversation in gathered.conversations.items():
+        _file(id, conversation.owner, gathered, below, tops)
+    rows: list[TreeRow] = []
+    stack = [(id, 0) for id in sorted(tops if root is None else [root], reverse=True)]
+    while stack:
+        id, depth = stack.pop()
+        rows.append(_tree_row(storage, gathered, id, depth))
+        stack += [(child, depth + 1) for child in sorted(below.get(id, ()), reverse=True)]
+    return rows
+
+
+def _file(
+    id: int,
+    owner: int | None,
+    gathered: _Gathered,
+    below: dict[int, list[int]],
+    tops: list[int],
+) -> None:
+    known: Sequence[dict[int, Any]] = (gathered.tasks, gathered.conversations)
+    if owner is not None and any(owner in rows for rows in known):
+        below.setdefault(owner, []).append(id)
+    else:
+        tops.append(id)
+
+
+def _tree_row(storage: SqliteStorage, gathered: _Gathered, id: int, depth: int) -> TreeRow:
+    task = gathered.tasks.get(id)
+    if task is not None:
+        return TreeRow(depth=depth, task=read_task_record(storage, task))
+    return TreeRow(depth=depth, conversation=conversation_of(gathered.conversations[id]))
