@@ -1,0 +1,136 @@
+"""The built-in documents of a conversation. Their shapes are public: interfaces apply patches.
+
+`pi.agent` is what someone chose, as names; `pi.live` what happens right now; `pi.inbox` what waits
+to be placed; `pi.usage` what was spent. They are changed by patches on their JSON, so that a
+streamed word costs a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pidurable.records import _codec
+from pidurable.records._messages import Usage
+from pidurable.session._documents import Address, definition_of, document
+from pidurable.session._transaction import Transaction
+
+
+@document("pi.agent", history="rewindable", fork="as_of")
+@attrs.define(kw_only=True)
+class AgentDocument:
+    """What someone chose for a conversation: names, never code. None leaves it to the host."""
+
+    model: str | None = None
+    """As "provider/model"."""
+    thinking: str | None = None
+    extensions: list[str] | None = None
+    """Those whose tools, sections and hooks apply; None: all that are installed."""
+    tools: list[str] | None = None
+    """Those of their tools that are offered; None: all."""
+    instructions: str | None = None
+    cwd: str | None = None
+    turns_max: int | None = None
+
+
+@document("pi.live")
+@attrs.define(kw_only=True)
+class LiveDocument:
+    """What happens in a conversation right now. It is busy while `run` names a run."""
+
+    run: int | None = None
+    turn: int = 0
+    generation: int | None = None
+    partial: Any = None
+    """{"blocks": [...]} of the answer that is being streamed, or None."""
+    calls: list[Any] = attrs.Factory(list)
+    """One object a call of this round: index, task, name, status, held_by, output_tail, details,
+    diagnostics."""
+    retry: Any = None
+    """{"try_number", "until_us", "error"} while a failed request waits for its next try."""
+    compactions: list[Any] = attrs.Factory(list)
+
+
+@document("pi.inbox")
+@attrs.define(kw_only=True)
+class InboxDocument:
+    """Input that is queued, in order of arrival: submission, mode, content."""
+
+    items: list[Any] = attrs.Factory(list)
+
+
+@document("pi.usage")
+@attrs.define(kw_only=True)
+class UsageDocument:
+    """Tokens and cost by model (failed and aborted attempts too) and by tool."""
+
+    models: dict[str, Any] = attrs.Factory(dict)
+    tools: dict[str, Any] = attrs.Factory(dict)
+
+
+_CONVERSATION = 1
+
+
+def address_of(cls: type, conversation_id: int) -> Address:
+    """Where a built-in document of a conversation lives."""
+    return Address(definition_of(cls).name, _CONVERSATION, conversation_id, "")
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The JSON of a document that was never written."""
+    return attrs.asdict(cls(), recurse=False)
+
+
+def read_doc(tx: Transaction, cls: type, conversation_id: int) -> dict[str, Any]:
+    """The JSON of a built-in document as staged so far. Do not change it."""
+    value = tx.doc_value(address_of(cls, conversation_id))
+    return defaults_of(cls) if value is None else value
+
+
+def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) -> None:
+    """Set fields of a built-in document; writes only those that differ."""
+    address = address_of(cls, conversation_id)
+    value = tx.doc_value(address)
+    if value is None:
+        whole = defaults_of(cls)
+        whole.update(fields)
+        tx.put_doc(definition_of(cls), address, whole)
+        return
+    ops = [
+        {"op": "replace" if name in value else "add", "path": f"/{name}", "value": new}
+        for name, new in fields.items()
+        if name not in value or value[name] != new
+    ]
+    tx.patch_doc(definition_of(cls), address, ops)
+
+
+def patch_live(tx: Transaction, conversation_id: int, ops: list[Any]) -> None:
+    """Apply operations to a `pi.live` that exists."""
+    tx.patch_doc(definition_of(LiveDocument), address_of(LiveDocument, conversation_id), ops)
+
+
+def find_call(live: dict[str, Any], task_id: int) -> int | None:
+    """The place of a tool call in `calls`, by its task."""
+    for place, call in enumerate(live["calls"]):
+        if call["task"] == task_id:
+            return place
+    return None
+
+
+def add_usage(
+    tx: Transaction,
+    conversation_id: int,
+    usage: Usage,
+    *,
+    model: str | None = None,
+    tool: str | None = None,
+) -> None:
+    """Add what a request, or a tool, has used. Nothing is ever given back."""
+    current = read_doc(tx, UsageDocument, conversation_id)
+    field, name = ("models", model) if model is not None else ("tools", tool)
+    assert name is not None
+    table = dict(current[field])
+    before = _codec.decode_usage(table[name]) if name in table else Usage()
+    table[name] = _codec.encode_usage(before + usage)
+    update_doc(tx, UsageDocument, conversation_id, **{field: table})

@@ -1,0 +1,126 @@
+"""What the built-in tasks of one harness work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from pidurable.agent._documents import AgentDocument, address_of
+from pidurable.agent._models import Models
+from pidurable.registry._env import Env, LocalEnv
+from pidurable.registry._snapshot import RegistrySnapshot
+from pidurable.registry._tool import Tool
+
+if TYPE_CHECKING:
+    from pidurable.agent._progress import Progress
+    from pidurable.tasks._runtime import Runtime
+
+
+class _Unset:
+    """The value of a field that a change leaves as it is."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
+
+
+@attrs.frozen(kw_only=True)
+class AgentChange:
+    """A change of a conversation's agent: given fields replace, None clears, unset ones stay."""
+
+    model: str | None = UNSET
+    """As "provider/model"."""
+    thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"] | None = UNSET
+    extensions: list[str] | None = UNSET
+    tools: list[str] | None = UNSET
+    instructions: str | None = UNSET
+    cwd: str | None = UNSET
+    turns_max: int | None = attrs.field(default=UNSET)
+
+    @turns_max.validator
+    def _check_turns(self, _: Any, value: Any) -> None:
+        if value is UNSET or value is None:
+            return
+        if type(value) is not int or value < 1:
+            raise ValueError(f"turns_max: expected a whole number of at least 1, got {value!r}")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that this change sets."""
+        every = attrs.asdict(self, recurse=False)
+        return {name: value for name, value in every.items() if value is not UNSET}
+
+
+@attrs.frozen(kw_only=True)
+class Agent:
+    """A conversation's agent, resolved: the choices as stored, and what they select now."""
+
+    model: str | None
+    thinking: str | None
+    extensions: tuple[str, ...] | None
+    instructions: str | None
+    cwd: str | None
+    turns_max: int
+    tools: tuple[Tool[..., Any], ...]
+    snapshot: RegistrySnapshot
+
+    def tool(self, name: str) -> Tool[..., Any] | None:
+        for tool in self.tools:
+            if tool.name == name:
+                return tool
+        return None
+
+
+EnvFor = Callable[[int, Agent], Env]
+
+
+@attrs.define(eq=False)
+class AgentServices:
+    """The seams of the agent layer: one of each harness."""
+
+    runtime: Runtime
+    models: Models | None
+    registry: Callable[[], RegistrySnapshot]
+    env_for: EnvFor
+    conversation: Callable[[int], Any]
+    """Makes a conversation handle; the harness gives it."""
+    progress: Progress = attrs.field(init=False)
+
+    def resolve(self, conversation_id: int) -> Agent:
+        """Resolve a conversation's agent: once per request, once per phase."""
+        session = self.runtime.session
+        stored = session.doc_value(address_of(AgentDocument, conversation_id)) or {}
+        snapshot = self.registry()
+        extensions = stored.get("extensions")
+        selected = None if extensions is None else tuple(extensions)
+        names = stored.get("tools")
+        # Names that are not installed are skipped, and count again once they are.
+        tools = tuple(
+            tool for tool in snapshot.tools(selected) if names is None or tool.name in names
+        )
+        return Agent(
+            model=stored.get("model"),
+            thinking=stored.get("thinking"),
+            extensions=selected,
+            instructions=stored.get("instructions"),
+            cwd=stored.get("cwd"),
+            turns_max=stored.get("turns_max") or session.settings.turns_max,
+            tools=tools,
+            snapshot=snapshot,
+        )
+
+
+def local_env() -> EnvFor:
+    """An environment per working directory on this machine."""
+    made: dict[str, Env] = {}
+
+    def env_for(_: int, agent: Agent) -> Env:
+        root = agent.cwd or "."
+        if root not in made:
+            made[root] = LocalEnv(root)
+        return made[root]
+
+    return env_for

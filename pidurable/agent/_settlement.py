@@ -1,0 +1,34 @@
+"""Settlement: when the scheduler ends a run task itself, its conversation stays usable.
+
+`faulted` and `orphaned` are outcomes that no code of the task decides, and a task that was aborted
+before it ever ran has no handler either. In that same commit the run is settled: the partial answer
+kept, the inputs unanswered with the reason, `pi.live` cleared. A tool's slot is closed without an
+entry; the context then gets the synthetic error result.
+"""
+
+from __future__ import annotations
+
+from pidurable.agent._documents import LiveDocument, find_call, patch_live, read_doc
+from pidurable.agent._generation import settle_generation
+from pidurable.agent._services import AgentServices
+from pidurable.records._tasks import ErrorInfo
+from pidurable.tasks._transaction import TreeTransaction
+from pidurable.tasks._tree import Node
+
+
+def settle_by(services: AgentServices) -> None:
+    """Let the runtime call the settlement for the built-in tasks."""
+    session = services.runtime.session
+
+    def settle(tx: TreeTransaction, node: Node, status: str, error: ErrorInfo | None) -> None:
+        if node.kind == "pi.generation":
+            detail = node.abort_reason if error is None else f"{error.type}: {error.message}"
+            settle_generation(tx, session, node.conversation, node.id, status, detail)
+        elif node.kind == "pi.tool":
+            place = find_call(read_doc(tx, LiveDocument, node.conversation), node.id)
+            if place is not None:
+                path = f"/calls/{place}/status"
+                ops = [{"op": "replace", "path": path, "value": status}]
+                patch_live(tx, node.conversation, ops)
+
+    services.runtime.settlement.append(settle)

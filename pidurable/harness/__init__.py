@@ -1,0 +1,1 @@
+"""The facade that a host opens: conversations, submissions, waits, events."""

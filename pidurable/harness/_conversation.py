@@ -1,0 +1,267 @@
+"""Conversations: handing in, reading, watching, aborting."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import trio
+
+from pidurable.agent._documents import (
+    AgentDocument,
+    InboxDocument,
+    LiveDocument,
+    UsageDocument,
+    address_of,
+    defaults_of,
+    read_doc,
+    update_doc,
+)
+from pidurable.agent._inbox import Content, open_submissions, submit, withdraw_queued
+from pidurable.agent._services import AgentChange
+from pidurable.errors import InvalidArgumentError, show
+from pidurable.harness._events import Event, EventStream, Snapshot
+from pidurable.harness._submission import Submission
+from pidurable.records._entries import Conversation as ConversationRecord, Entry
+from pidurable.records._ids import TaskId
+from pidurable.records._submissions import SubmissionRecord, WhenBusy
+from pidurable.tasks._context import TaskContext
+from pidurable.tasks._definition import Task
+from pidurable.tasks._transaction import TreeTransaction
+from pidurable.tasks._tree import Node
+
+if TYPE_CHECKING:
+    from pidurable.harness._open import Harness
+
+InputT = TypeVar("InputT")
+ResultT = TypeVar("ResultT")
+
+
+@final
+class Conversation:
+    """A handle of one conversation. Cheap; holds no state of its own."""
+
+    __slots__ = ("_harness", "id")
+
+    def __init__(self, harness: Harness, id: int) -> None:
+        self._harness = harness
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"Conversation({self.id})"
+
+    @property
+    def record(self) -> ConversationRecord:
+        """The record as committed."""
+        return self._harness.session.conversation(self.id)
+
+    # --- agent ---------------------------------------------------------------------------
+
+    async def configure(self, change: AgentChange) -> None:
+        """Change this conversation's agent from the next request on.
+
+        Raises:
+            NotJsonError: A field has a value of the wrong type.
+        """
+        await self._harness.runtime.commit(lambda tx: change_agent(tx, self.id, change))
+
+    def agent(self) -> dict[str, Any]:
+        """The choices as stored: the JSON of `pi.agent`."""
+        return self._doc(AgentDocument)
+
+    def live(self) -> dict[str, Any]:
+        """What happens right now: the JSON of `pi.live`."""
+        return self._doc(LiveDocument)
+
+    def inbox(self) -> list[Any]:
+        """What is queued, in order of arrival."""
+        return list(self._doc(InboxDocument)["items"])
+
+    def usage(self) -> dict[str, Any]:
+        """What was spent here: the JSON of `pi.usage`."""
+        return self._doc(UsageDocument)
+
+    def _doc(self, cls: type) -> dict[str, Any]:
+        value = self._harness.session.doc_value(address_of(cls, self.id))
+        return defaults_of(cls) if value is None else dict(value)
+
+    # --- handing in ----------------------------------------------------------------------
+
+    async def submit(
+        self,
+        content: Content,
+        *,
+        when_busy: WhenBusy = "follow_up",
+        request_id: str | None = None,
+    ) -> Submission:
+        """Commit an input and return its submission, which can be waited for.
+
+        Args:
+            content: Text, or text and image blocks.
+            when_busy: While a run is active: queue it for the end of the run, `steer` it into the
+                run after the next tool round, or `reject` it.
+            request_id: The sender's own id of this input: sent twice, it is stored once.
+
+        Raises:
+            ConversationBusyError: A run is active and `when_busy` is reject.
+            ConversationFullError: 1,000 inputs are queued already.
+            RequestIdConflictError: The request id names other content.
+            NotFoundError: No such conversation.
+        """
+        harness = self._harness
+        harness.start()
+        id = await harness.runtime.commit(
+            lambda tx: submit(
+                harness.session,
+                tx,
+                self.id,
+                content,
+                when_busy=when_busy,
+                request_id=request_id,
+            )
+        )
+        harness.session.failpoints.hit("CP5")
+        return Submission(harness, id)
+
+    async def create_task(
+        self,
+        definition: type[Task[InputT, Any, ResultT]],
+        input: InputT,
+        *,
+        key: str | None = None,
+        background: bool = False,
+        deadline: datetime | None = None,
+    ) -> TaskId[ResultT]:
+        """Create a task owned by this conversation, and start the harness.
+
+        Args:
+            definition: The class of an installed definition.
+            input: Its input; stored with the task, and kept.
+            key: Create it once: a second call with the same key gives the first task's id.
+            background: This conversation's abort and idle waits do not reach it.
+            deadline: Passing it aborts the task, with the reason `deadline`.
+
+        Raises:
+            UnknownDefinitionError: The definition is not installed.
+            NotJsonError: The input does not fit its type or cannot be stored.
+        """
+        self._harness.start()
+        return await self._harness.runtime.commit(
+            lambda tx: tx.create_task(
+                definition,
+                input,
+                conversation=self.id,
+                key=key,
+                background=background,
+                deadline=deadline,
+            )
+        )
+
+    async def child_of(
+        self, ctx: TaskContext[Any, Any, Any], *, key: str, agent: AgentChange | None
+    ) -> Conversation:
+        """The conversation that a task owns under a key, created with a copy of this agent."""
+        async with ctx.commit() as tx:
+            id = tx.create_conversation(key=key)
+            if any(made.id == id for made in tx.conversations):
+                copied = dict(read_doc(tx, AgentDocument, self.id))
+                if agent is not None:
+                    copied.update(agent.given())
+                update_doc(tx, AgentDocument, id, **copied)
+        return Conversation(self._harness, id)
+
+    # --- reading -------------------------------------------------------------------------
+
+    async def history(
+        self, *, limit: int = 200, before: int | None = None, after: int = 0
+    ) -> list[Entry]:
+        """The newest entries with after < id < before, oldest first."""
+        if limit < 1:
+            raise InvalidArgumentError("limit", "expected at least 1", show(limit))
+        return await self._harness.session.history(self.id, after=after, before=before, limit=limit)
+
+    async def open_submissions(self) -> list[Submission]:
+        """Submissions that are queued or placed: after a restart, what is still to be answered."""
+        rows = self._harness.session.storage.open_submissions(self.id)
+        await trio.lowlevel.checkpoint()
+        return [Submission(self._harness, row.id) for row in rows]
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[tuple[Event, ...]]]:
+        """Watch as events: a snapshot first, then one batch per commit.
+
+        A consumer that lags gets a new snapshot; leaving ends only this watch.
+        """
+        stream = EventStream(self.id, await self._snapshot())
+        self._harness.streams.add(stream)
+        try:
+            yield stream.batches(self._snapshot)
+        finally:
+            self._harness.streams.discard(stream)
+
+    async def _snapshot(self) -> Snapshot:
+        entries = await self.history()
+        return Snapshot(tuple(entries), self.live())
+
+    # --- ending --------------------------------------------------------------------------
+
+    async def abort(self, reason: str = "user") -> list[SubmissionRecord]:
+        """Abort what runs here, and take back what is queued.
+
+        Commits marks and returns; `wait_for_idle` waits until everything below has ended.
+
+        Returns:
+            The withdrawn submissions, with their content, so that nothing typed is lost.
+        """
+        runtime = self._harness.runtime
+
+        def body(tx: TreeTransaction) -> list[SubmissionRecord]:
+            tx.conversation(self.id)
+            for child in runtime.index.children.get(self.id, ()):
+                node = tx.view.find(child)
+                if isinstance(node, Node) and node.live and not node.background:
+                    tx.mark(node.id, reason)
+            for node in list(tx.view.staged_children(self.id)):
+                tx.mark(node.id, reason)
+            return withdraw_queued(self._harness.session, tx, self.id)
+
+        return await runtime.commit(body)
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no ordinary task is live below this conversation."""
+        self._harness.start()
+        await self._harness.runtime.wait_for_idle(self.id)
+
+
+def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:
+    """Stage a change of an agent; checked against the document's own types."""
+    tx.conversation(conversation_id)
+    update_doc(tx, AgentDocument, conversation_id, **checked_change(change))
+
+
+def checked_change(change: AgentChange) -> dict[str, Any]:
+    """The given fields of a change, refused where they are of the wrong type."""
+    given = change.given()
+    kinds: dict[str, Any] = {
+        "model": str,
+        "thinking": str,
+        "instructions": str,
+        "cwd": str,
+        "turns_max": int,
+    }
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in ("extensions", "tools"):
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise InvalidArgumentError(name, "expected a list of names, or None", show(value))
+        elif type(value) is not kinds[name]:
+            raise InvalidArgumentError(
+                name, f"expected {kinds[name].__name__}, or None", show(value)
+            )
+    return given
+
+
+__all__ = ["Conversation", "change_agent", "open_submissions"]

@@ -1,0 +1,413 @@
+"""Opening a harness: a session with its scheduler, registry and models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal, TypeVar, cast, final
+
+import trio
+
+from pidurable.agent._documents import UsageDocument, address_of
+from pidurable.agent._generation import Generation
+from pidurable.agent._models import Models
+from pidurable.agent._progress import Progress
+from pidurable.agent._services import AgentChange, AgentServices, EnvFor, local_env
+from pidurable.agent._settlement import settle_by
+from pidurable.agent._tool_call import ToolTask
+from pidurable.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    SessionPoisonedError,
+    UnknownTaskError,
+    show,
+)
+from pidurable.harness._conversation import Conversation, change_agent
+from pidurable.harness._events import EventStream, events_of
+from pidurable.harness._records import task_record
+from pidurable.records._codec import Codec, decode_usage, encode_usage
+from pidurable.records._ids import TaskId
+from pidurable.records._limits import Settings
+from pidurable.records._messages import Usage
+from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
+from pidurable.registry import Registry
+from pidurable.registry._snapshot import RegistrySnapshot
+from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
+from pidurable.session._session import Session
+from pidurable.storage import MemoryStorage, SqliteStorage, Storage
+from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._open import open_runtime
+from pidurable.tasks._runtime import Runtime
+from pidurable.tasks._transaction import TreeTransaction
+
+InputT = TypeVar("InputT")
+ResultT = TypeVar("ResultT")
+
+_ROOT_KEY = "root"
+
+
+class _Definitions:
+    """The built-in tasks of one harness beside what its registry has installed."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._built_in: dict[str, Task[Any, Any, Any]] = {}
+
+    def add(self, *definitions: Task[Any, Any, Any]) -> None:
+        self._built_in.update((definition_info(each).name, each) for each in definitions)
+
+    @property
+    def snapshot(self) -> RegistrySnapshot:
+        return self._registry.snapshot
+
+    @property
+    def codec(self) -> Codec:
+        return self._registry.snapshot.codec
+
+    def definition(self, kind: str) -> Task[Any, Any, Any] | None:
+        return self._built_in.get(kind) or self._registry.snapshot.definition(kind)
+
+    def nearest_kind(self, kind: str) -> str | None:
+        return self._registry.snapshot.nearest_kind(kind)
+
+
+@final
+class Harness:
+    """An open session with its scheduler. Obtained from `open_harness`."""
+
+    def __init__(self, runtime: Runtime, services: AgentServices, registry: Registry) -> None:
+        self.runtime = runtime
+        self.session: Session = runtime.session
+        self.registry = registry
+        self.streams: set[EventStream] = set()
+        self._services = services
+        self._submission_events: dict[int, trio.Event] = {}
+
+    # --- conversations -------------------------------------------------------------------
+
+    async def root(self, *, agent: AgentChange | None = None) -> Conversation:
+        """The root conversation, created at first use.
+
+        Args:
+            agent: Its agent; counts only when this call creates the root.
+        """
+        rows = self.session.storage.conversations_by_owner(None, limit=1)
+        if rows:
+            await trio.lowlevel.checkpoint()
+            return Conversation(self, rows[0].id)
+
+        def body(tx: TreeTransaction) -> int:
+            id = tx.create_conversation(key=_ROOT_KEY)
+            if agent is not None and any(made.id == id for made in tx.conversations):
+                change_agent(tx, id, agent)
+            return id
+
+        return Conversation(self, await self.runtime.commit(body))
+
+    async def create_conversation(self, *, agent: AgentChange | None = None) -> Conversation:
+        """Create another ownerless conversation."""
+
+        def body(tx: TreeTransaction) -> int:
+            id = tx.create_conversation()
+            if agent is not None:
+                change_agent(tx, id, agent)
+            return id
+
+        return Conversation(self, await self.runtime.commit(body))
+
+    def conversation(self, conversation_id: int) -> Conversation:
+        """A handle of a conversation.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+        """
+        self.session.conversation(conversation_id)
+        return Conversation(self, conversation_id)
+
+    # --- commits and tasks ---------------------------------------------------------------
+
+    def commit(self) -> AbstractAsyncContextManager[TreeTransaction]:
+        """`async with harness.commit() as tx`: one atomic commit of the host.
+
+        An exception in the block stores nothing. `trio.Cancelled` out of it always means that
+        nothing was stored.
+        """
+        return self.runtime.open_commit()
+
+    async def wait_for_task(
+        self,
+        task_id: TaskId[ResultT],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Outcome[ResultT]:
+        """Wait until a task has ended and return its outcome.
+
+        Waiting is not owning: when this call is cancelled or times out, the task goes on.
+
+        Args:
+            task_id: Any task of this session.
+            timeout: Most seconds to wait; None waits for ever, 0 only looks.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+            WaitTimeoutError: The time ran out; waiting again is fine. (Also a trio.TooSlowError.)
+            SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
+        """
+        self.start()
+        return await self.runtime.wait_for_task(task_id, timeout=timeout)
+
+    async def abort_task(self, task_id: int, reason: str = "user") -> OutcomeStatus | None:
+        """Store the request to abort a task; what is below it is aborted first.
+
+        Returns:
+            The outcome's status if the task has ended already, and nothing was changed.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+        """
+
+        def body(tx: TreeTransaction) -> None:
+            tx.abort_task(task_id, reason)
+
+        await self.runtime.commit(body)
+        row = self.session.storage.task(task_id)
+        status = None if row is None else row.outcome_status
+        return cast("OutcomeStatus | None", status)
+
+    async def signal(
+        self, task_id: int, name: str, payload: Any = None, *, key: str | None = None
+    ) -> None:
+        """Store a signal for a live task. The same `key` twice stores it once."""
+        await self.runtime.commit(lambda tx: tx.signal(task_id, name, payload, key=key))
+
+    def task(self, task_id: int) -> TaskRecord:
+        """Everything that is stored of a task.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+        """
+        if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 < task_id < 2**63:
+            raise UnknownTaskError(show(task_id))
+        row = self.session.storage.task(task_id)
+        if row is None:
+            raise UnknownTaskError(task_id)
+        return task_record(self.session.storage, row)
+
+    def tasks(
+        self,
+        *,
+        conversation: int | None = None,
+        kind: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+    ) -> list[TaskRecord]:
+        """Tasks by id, live and ended."""
+        rows = self.session.storage.tasks(
+            conversation=conversation, kind=kind, after=after, limit=limit
+        )
+        return [task_record(self.session.storage, row) for row in rows]
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no ordinary task is live anywhere."""
+        self.start()
+        await self.runtime.wait_for_idle()
+
+    def start(self) -> None:
+        """Let tasks run. Submitting, creating tasks and waiting start the harness by themselves;
+        aborts and signals do not."""
+        self.runtime.start()
+
+    async def usage(self) -> dict[str, Usage]:
+        """Tokens and cost by model, of all conversations."""
+        totals: dict[str, Usage] = {}
+
+        def read() -> list[int]:
+            found: list[int] = []
+            pending: list[int | None] = [None]
+            while pending:
+                owner = pending.pop()
+                after = 0
+                while rows := self.session.storage.conversations_by_owner(owner, after=after):
+                    after = rows[-1].id
+                    found += [row.id for row in rows]
+                    for row in rows:
+                        tasks = self.session.storage.tasks(conversation=row.id, limit=100_000)
+                        pending += [task.id for task in tasks if task.kind == "pi.tool"]
+            return found
+
+        for id in await self.session.blocking.run(read):
+            stored = self.session.doc_value(address_of(UsageDocument, id))
+            for name, value in (stored or {}).get("models", {}).items():
+                totals[name] = totals.get(name, Usage()) + decode_usage(value)
+        return totals
+
+    # --- what waits hang on --------------------------------------------------------------
+
+    def submission_event(self, submission_id: int) -> trio.Event:
+        """An event that is set when the submission changes next."""
+        event = self._submission_events.get(submission_id)
+        if event is None:
+            event = self._submission_events[submission_id] = trio.Event()
+        return event
+
+    def check_serving(self) -> None:
+        """Raise if the session ended while somebody waited."""
+        self.runtime.check_serving()
+
+    # --- participant ---------------------------------------------------------------------
+
+    def check_staged(self, tx: Any) -> None:
+        """Refuses nothing."""
+
+    def joined(self, tx: Any) -> None:
+        """Needs nothing of it."""
+
+    def reverted(self) -> None:
+        """Keeps nothing staged."""
+
+    def committed(self, tx: Any) -> None:
+        for id in tx.submissions:
+            event = self._submission_events.pop(id, None)
+            if event is not None:
+                event.set()
+        for stream in self.streams:
+            batch = events_of(tx, stream.conversation_id)
+            if batch:
+                stream.push(batch)
+
+    def poisoned(self, error: SessionPoisonedError) -> None:
+        self.release()
+
+    def refusing(self, refusing: bool) -> None:
+        """The scheduler reports it."""
+
+    def release(self) -> None:
+        """Wake whoever waits: the session ends."""
+        for event in self._submission_events.values():
+            event.set()
+        self._submission_events.clear()
+        for stream in self.streams:
+            stream.close()
+
+
+def open_storage(
+    store: str | os.PathLike[str] | Storage,
+    *,
+    create: bool,
+    vfs: str | None,
+    durability: Literal["power", "process"],
+) -> Storage:
+    """The storage behind what a host calls a store."""
+    if isinstance(store, str | os.PathLike):
+        path = os.fspath(store)
+        if path == ":memory:":
+            return MemoryStorage()
+        if path.startswith(("postgresql://", "postgres://")):
+            raise InvalidArgumentError(
+                "store", "PostgreSQL is not supported yet; pass a path", show(path)
+            )
+        return SqliteStorage(path, create=create, vfs=vfs, durability=durability)
+    if isinstance(store, Storage):
+        return store
+    raise InvalidArgumentError("store", "expected a path, ':memory:' or a Storage", show(store))
+
+
+@asynccontextmanager
+async def open_harness(
+    store: str | os.PathLike[str] | Storage,
+    *,
+    registry: Registry | None = None,
+    models: Models | None = None,
+    settings: Settings | None = None,
+    durability: Literal["power", "process"] = "power",
+    create: bool = True,
+    takeover: bool = False,
+    vfs: str | None = None,
+    clock: Clock | None = None,
+    blocking: Blocking | None = None,
+    randomness: Randomness | None = None,
+    failpoints: Failpoints | None = None,
+    env: EnvFor | None = None,
+) -> AsyncIterator[Harness]:
+    """Hold a store and run what is in it while the block lasts.
+
+    Nothing runs before `start()`, or the first submit, create_task or wait. Leaving cancels
+    what runs and waits for it; the work itself goes on at the next opening.
+
+    Args:
+        store: A path (SQLite), `":memory:"`, or a `Storage`, which is closed at the end.
+        registry: The installed extensions; an empty one where None.
+        models: The models that conversations may use; None where no agent is run.
+        settings: Limits; the defaults where None.
+        durability: `power`: an acknowledged commit survives a loss of power. `process`: it
+            survives the death of the process, and a lone commit is several times faster.
+        create: Create a missing store.
+        takeover: Hold it although a live process does; that one can store nothing more.
+        vfs: The name of a SQLite VFS to use.
+        clock, blocking, randomness, failpoints: Seams for tests; the system's own where None.
+        env: Gives the environment (files and processes) of a conversation's tools; by default
+            its agent's working directory on this machine.
+
+    Raises:
+        StorageHeldError: Another live process holds it.
+        NotAStoreError, StorageCorruptError, StorageTooNewError, StorageAccessError: The path
+            cannot be opened as a store. Nothing was changed.
+    """
+    registry = registry if registry is not None else Registry()
+    definitions = _Definitions(registry)
+    storage = open_storage(store, create=create, vfs=vfs, durability=durability)
+    made: list[tuple[AgentServices, Progress, Harness]] = []
+
+    def prepare(runtime: Runtime) -> None:
+        services = AgentServices(
+            runtime=runtime,
+            models=models,
+            registry=lambda: registry.snapshot,
+            env_for=env or local_env(),
+            conversation=lambda id: made[0][2].conversation(id),
+        )
+        services.progress = Progress(runtime)
+        definitions.add(Generation(services), ToolTask(services))
+        settle_by(services)
+        harness = Harness(runtime, services, registry)
+        runtime.session.participants.append(harness)
+        made.append((services, services.progress, harness))
+
+    error: BaseException | None = None
+    async with open_runtime(
+        storage,
+        snapshot=lambda: definitions,
+        settings=settings,
+        clock=clock,
+        blocking=blocking,
+        randomness=randomness,
+        failpoints=failpoints,
+        takeover=takeover,
+        durability=durability,
+        prepare=prepare,
+    ) as runtime:
+        _, progress, harness = made[0]
+        unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(progress.serve)
+                try:
+                    yield harness
+                except BaseException as caught:
+                    error = caught
+                nursery.cancel_scope.cancel()
+        finally:
+            unsubscribe()
+            harness.release()
+            registry.run_unloads()
+        if error is not None:
+            raise error
+
+
+def usage_json(totals: Mapping[str, Usage]) -> dict[str, Any]:
+    """Usage by model as JSON."""
+    return {name: encode_usage(usage) for name, usage in totals.items()}
+
+
+__all__ = ["Harness", "NotFoundError", "open_harness", "open_storage", "usage_json"]

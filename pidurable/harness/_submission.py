@@ -1,0 +1,111 @@
+"""Submissions: something handed to a conversation that can be waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import attrs
+import trio
+
+from pidurable.errors import NotFoundError, UnansweredError, WaitTimeoutError
+from pidurable.records._messages import AssistantMessage, TextBlock
+from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
+
+if TYPE_CHECKING:
+    from pidurable.harness._open import Harness
+
+
+@final
+@attrs.frozen(kw_only=True)
+class Settled:
+    """How a submission ended."""
+
+    id: int
+    status: SubmissionStatus
+    reason: str | None
+    """For an unanswered one: one of the stable codes."""
+    detail: str | None
+    entry: int | None
+    """The entry that holds the input, if it was placed."""
+    answer: int | None
+    """The entry that holds the answer."""
+    run: int | None
+    _text: str = attrs.field(alias="answer_text", repr=False)
+
+    @property
+    def text(self) -> str:
+        """The text of the answer.
+
+        Raises:
+            UnansweredError: There is none; `reason` and `detail` say why. So no failure is taken
+                for an answer.
+        """
+        if self.status != "done":
+            raise UnansweredError(self.id, self.reason or self.status, self.detail or "")
+        return self._text
+
+
+@final
+class Submission:
+    """A handle of one submission. It is durable: another process can wait for it by its id."""
+
+    __slots__ = ("_harness", "id")
+
+    def __init__(self, harness: Harness, id: int) -> None:
+        self._harness = harness
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"Submission({self.id})"
+
+    async def status(self) -> SubmissionRecord:
+        """The record as committed."""
+        await trio.lowlevel.checkpoint()
+        record = self._harness.session.submission(self.id)
+        if record is None:
+            raise NotFoundError("submission", self.id)
+        return record
+
+    async def wait(self, *, timeout: float | None = None) -> Settled:  # noqa: ASYNC109
+        """Wait until it is answered, or will not be. Leaving the wait changes nothing durable.
+
+        Args:
+            timeout: Most seconds to wait; None waits for ever, 0 only looks.
+
+        Raises:
+            WaitTimeoutError: The time ran out; waiting again is fine.
+            SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
+        """
+        harness = self._harness
+        harness.start()
+        with trio.move_on_after(float("inf") if timeout is None else timeout):
+            while True:
+                event = harness.submission_event(self.id)
+                record = await self.status()
+                if record.status in ("done", "unanswered"):
+                    return self._settled(record)
+                await event.wait()
+                harness.check_serving()
+        assert timeout is not None
+        raise WaitTimeoutError(f"the answer to submission {self.id}", timeout)
+
+    def _settled(self, record: SubmissionRecord) -> Settled:
+        text = ""
+        if record.answer is not None:
+            row = self._harness.session.storage.entry(record.answer)
+            if row is not None:
+                for message in self._harness.session.entry_of(row).messages:
+                    if isinstance(message, AssistantMessage):
+                        text = "".join(
+                            block.text for block in message.blocks if isinstance(block, TextBlock)
+                        )
+        return Settled(
+            id=record.id,
+            status=record.status,
+            reason=record.reason,
+            detail=record.detail,
+            entry=record.entry,
+            answer=record.answer,
+            run=record.run,
+            answer_text=text,
+        )
