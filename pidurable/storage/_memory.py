@@ -214,8 +214,8 @@ class _Writer:
         row = ConversationRow(*values)
         self.undo.insert(self.data.conversations, row.id, row, "conversation")
         self.undo.add(self.data.conversations_by_owner, row.owner, row.id)
-        if row.owner is not None and row.key is not None:
-            key = (row.owner, row.key)
+        if row.key is not None:
+            key = (row.owner or 0, row.key)
             self.undo.insert(self.data.conversations_by_key, key, row.id, "conversation key")
         if row.parent is not None:
             self.parents.append((f"conversation {row.id}", row.parent))
@@ -504,10 +504,10 @@ class MemoryStorage:
         with self._data.mutex:
             return self._use().conversations.get(id)
 
-    def conversation_by_key(self, owner: int, key: str) -> ConversationRow | None:
+    def conversation_by_key(self, owner: int | None, key: str) -> ConversationRow | None:
         with self._data.mutex:
             data = self._use()
-            id = data.conversations_by_key.get((owner, key))
+            id = data.conversations_by_key.get((owner or 0, key))
             return data.conversations[id] if id is not None else None
 
     def conversations_by_owner(
@@ -600,6 +600,11 @@ class MemoryStorage:
     def task_wait(self, task: int) -> str | None:
         with self._data.mutex:
             return self._use().waits.get(task)
+
+    def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:
+        with self._data.mutex:
+            rows = sorted(item for item in self._use().waits.items() if item[0] > after)
+            return rows[:limit]
 
     def task_outcome(self, task: int) -> str | None:
         with self._data.mutex:

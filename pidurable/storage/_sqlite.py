@@ -559,8 +559,8 @@ class SqliteStorage:
         rows = self._rows("conversation", (id,))
         return ConversationRow(*rows[0]) if rows else None
 
-    def conversation_by_key(self, owner: int, key: str) -> ConversationRow | None:
-        rows = self._rows("conversation_by_key", (owner, key))
+    def conversation_by_key(self, owner: int | None, key: str) -> ConversationRow | None:
+        rows = self._rows("conversation_by_key", (owner or 0, key))
         return ConversationRow(*rows[0]) if rows else None
 
     def conversations_by_owner(
@@ -636,6 +636,9 @@ class SqliteStorage:
     def task_wait(self, task: int) -> str | None:
         value: str | None = self._value("task_wait", task)
         return value
+
+    def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:
+        return self._rows("waits", (after, limit))
 
     def task_outcome(self, task: int) -> str | None:
         value: str | None = self._value("task_outcome", task)

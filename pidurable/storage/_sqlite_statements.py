@@ -99,7 +99,7 @@ READS: dict[str, str] = {
     "conversation": f"select {_CONVERSATION}\nfrom conversations\nwhere id = ?",
     "conversation_by_key": (
         f"select {_CONVERSATION}\nfrom conversations"
-        "\nwhere owner = ? and key = ? and key is not null and owner is not null"
+        "\nwhere coalesce(owner, 0) = ? and key = ? and key is not null"
     ),
     "conversations_by_owner": (
         f"select {_CONVERSATION}\nfrom conversations"
@@ -134,6 +134,7 @@ READS: dict[str, str] = {
     "live_tasks": f"select {_TASK}\nfrom tasks\nwhere status < 4 and id > ?\norder by id\nlimit ?",
     "task_input": "select value\nfrom inputs\nwhere task = ?",
     "task_checkpoint": "select phase, value\nfrom checkpoints\nwhere task = ?",
+    "waits": "select task, value\nfrom waits\nwhere task > ?\norder by task\nlimit ?",
     "task_wait": "select value\nfrom waits\nwhere task = ?",
     "task_outcome": "select value\nfrom outcomes\nwhere task = ?",
     "task_memos": "select name, value\nfrom memos\nwhere task = ?\norder by name",

@@ -52,9 +52,10 @@ create table conversations (
 create index conversations_owner
   on conversations (owner);
 
+-- No id is 0, so it stands for "no owner": SQLite takes nulls for distinct.
 create unique index conversations_key
-  on conversations (owner, key)
-  where key is not null and owner is not null;
+  on conversations (coalesce(owner, 0), key)
+  where key is not null;
 
 create table entries (
   id integer primary key,

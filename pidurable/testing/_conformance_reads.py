@@ -87,7 +87,13 @@ def conversations_are_listed_by_owner(store: Store) -> None:
 def conversations_are_found_by_key(store: Store) -> None:
     """The key belongs to the owner."""
     storage = store.hold()
-    store.write(conversation(1, owner=9, key="a"), conversation(2, owner=8, key="a"))
+    store.write(
+        conversation(1, owner=9, key="a"),
+        conversation(2, owner=8, key="a"),
+        conversation(3, key="a"),
+    )
+    equal(storage.conversation_by_key(None, "a"), conversation(3, key="a")[1])
+    equal(storage.conversation_by_key(None, "b"), None)
     equal(storage.conversation_by_key(9, "a"), conversation(1, owner=9, key="a")[1])
     equal(storage.conversation_by_key(8, "a"), conversation(2, owner=8, key="a")[1])
     equal(storage.conversation_by_key(8, "b"), None)

@@ -412,6 +412,9 @@ def parts_of_a_task_are_stored_apart(store: Store) -> None:
     equal(storage.task_input(1), '{"cents": 1}')
     equal(storage.task_checkpoint(1), ("prepare", "{}"))
     equal(storage.task_wait(1), '{"on": [2]}')
+    store.write((Op.WAIT, (7, "{}")), (Op.WAIT, (5, "{}")))
+    equal(storage.waits(limit=2), [(1, '{"on": [2]}'), (5, "{}")])
+    equal(storage.waits(after=5), [(7, "{}")])
     equal(storage.task_memos(1), [("a", "1"), ("b", "2")])
     equal(storage.task_outcome(1), None)
     store.write(

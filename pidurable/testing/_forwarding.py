@@ -69,7 +69,7 @@ class ForwardingStorage:
     def conversation(self, id: int) -> ConversationRow | None:
         return self._call("conversation", lambda: self._inner.conversation(id))
 
-    def conversation_by_key(self, owner: int, key: str) -> ConversationRow | None:
+    def conversation_by_key(self, owner: int | None, key: str) -> ConversationRow | None:
         return self._call(
             "conversation_by_key", lambda: self._inner.conversation_by_key(owner, key)
         )
@@ -146,6 +146,9 @@ class ForwardingStorage:
 
     def task_wait(self, task: int) -> str | None:
         return self._call("task_wait", lambda: self._inner.task_wait(task))
+
+    def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:
+        return self._call("waits", lambda: self._inner.waits(after=after, limit=limit))
 
     def task_outcome(self, task: int) -> str | None:
         return self._call("task_outcome", lambda: self._inner.task_outcome(task))
