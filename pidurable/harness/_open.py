@@ -45,6 +45,7 @@ InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
 
 _ROOT_KEY = "root"
+_DRAIN_LOOK_SECONDS = 0.02
 
 
 class _Definitions:
@@ -217,6 +218,32 @@ class Harness:
         """Let tasks run. Submitting, creating tasks and waiting start the harness by themselves;
         aborts and signals do not."""
         self.runtime.start()
+
+    async def drain(self, *, seconds: float) -> list[int]:
+        """Begin no further phase, cut what models stream, and let running calls end.
+
+        For a host that is about to leave: nothing starts again before the store is reopened.
+        A call that waits for work of its own is not waited for, since that work stands still.
+
+        Args:
+            seconds: Most seconds to wait.
+
+        Returns:
+            Tasks whose code still runs; leaving the harness stops them in the middle.
+        """
+        runtime = self.runtime
+        runtime.closing = True
+        for invocation in list(runtime.invocations.values()):
+            if invocation.kind == Generation.name:
+                invocation.cancel()
+        with trio.move_on_after(seconds):
+            while any(not self._stands_still(id) for id in runtime.invocations):
+                await trio.sleep(_DRAIN_LOOK_SECONDS)
+        return sorted(runtime.invocations)
+
+    def _stands_still(self, task_id: int) -> bool:
+        node = self.runtime.published.task(task_id)
+        return node is not None and node.below > 0
 
     async def usage(self) -> dict[str, Usage]:
         """Tokens and cost by model, of all conversations."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from pidurable.errors import InvalidArgumentError, NotFoundError, StorageCorruptError
+from pidurable.harness._records import task_record
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES, Settings
@@ -38,7 +39,6 @@ from pidurable.storage import (
     TaskRow,
 )
 from pidurable.storage._holder import Verdict, heartbeat_age
-from pidurable.tasks._record import read_task_record
 
 __all__ = ["HolderView", "Reader", "TreeRow", "open_reader"]
 
@@ -180,7 +180,7 @@ class Reader:
 
         def read() -> TaskRecord | None:
             row = self._storage.task(task_id) if _is_id(task_id) else None
-            return None if row is None else read_task_record(self._storage, row)
+            return None if row is None else task_record(self._storage, row)
 
         found = await self._read(f"task {task_id}", read)
         if found is None:
@@ -196,7 +196,7 @@ class Reader:
         live: bool = False,
         limit: int = 1_000,
     ) -> list[TaskRecord]:
-        """Return the newest tasks that match, oldest first, without input, checkpoint and outcome.
+        """Return the newest tasks that match, oldest first.
 
         Args:
             conversation: Only those of this conversation.
@@ -228,7 +228,7 @@ class Reader:
                     limit=limit,
                     reverse=True,
                 )[::-1]
-            return [read_task_record(self._storage, row, whole=False) for row in rows]
+            return [task_record(self._storage, row) for row in rows]
 
         return await self._read("the task list", read)
 
@@ -505,5 +505,5 @@ def _file(
 def _tree_row(storage: SqliteStorage, gathered: _Gathered, id: int, depth: int) -> TreeRow:
     task = gathered.tasks.get(id)
     if task is not None:
-        return TreeRow(depth=depth, task=read_task_record(storage, task))
+        return TreeRow(depth=depth, task=task_record(storage, task))
     return TreeRow(depth=depth, conversation=conversation_of(gathered.conversations[id]))

@@ -1,0 +1,48 @@
+"""The command line: `pidurable`, or `python -m pidurable.cli`.
+
+Only `main` is for others. Everything else is imported when a command needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pidurable.session._seams import Failpoints
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None, *, failpoints: Failpoints | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        argv: The arguments behind the program's name; those of the process where None.
+        failpoints: Where a test stops the process; see `pidurable.session._seams`.
+    """
+    import pidurable
+    from pidurable.cli._host import Host
+    from pidurable.errors import MissingExtraError
+
+    host = Host.of_process(failpoints)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given == ["--version"]:
+        host.out(pidurable.__version__)
+        return 0
+    try:
+        from pidurable.cli._app import run_app
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("cyclopts", "rich"):
+            raise
+        host.err(f"pidurable: {MissingExtraError('cli', 'the command line')}")
+        return 2
+    handler = host.log_handler()
+    logger = logging.getLogger("pidurable")
+    logger.addHandler(handler)
+    try:
+        return run_app(host, given, pidurable.__version__)
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,364 @@
+"""The commands, their options and help: cyclopts in front, one function of ours behind each.
+
+Built anew for every call of `main`, around its host, so that a test or another program can run
+commands without a process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+import trio
+from cyclopts import App, CycloptsError, Parameter
+
+from pidurable.cli._errors import Exit, UsageError, debugging, explain_error
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options, find_sources, resolve_options
+from pidurable.errors import NotFoundError
+from pidurable.records._codes import (
+    ABORTS,
+    BLOCKED,
+    NOT_MOVING,
+    TOOL_ERRORS,
+    UNANSWERED,
+    explain_code,
+)
+
+__all__ = ["build_app", "run_app"]
+
+Store = Annotated[
+    str | None,
+    Parameter(
+        name=["--store", "-s"], help="The store. [env: PIDURABLE_STORE; .pidurable/session.sqlite]"
+    ),
+]
+Model = Annotated[
+    str | None,
+    Parameter(name="--model", help="The model, as provider/model. [env: PIDURABLE_MODEL]"),
+]
+Script = Annotated[
+    str | None,
+    Parameter(
+        name="--script", help="A YAML file that stands for the model. [env: PIDURABLE_SCRIPT]"
+    ),
+]
+Cwd = Annotated[
+    str | None, Parameter(name="--cwd", help="The folder tools work in. [env: PIDURABLE_CWD]")
+]
+Extensions = Annotated[
+    list[str] | None,
+    Parameter(
+        name=["--extension", "-e"],
+        negative="",
+        help="A file, folder or module to load besides `coding`; may be repeated. "
+        "[env: PIDURABLE_EXTENSIONS]",
+    ),
+]
+Output = Annotated[
+    str | None,
+    Parameter(name=["--output", "-o"], help="table, json or ids. [env: PIDURABLE_OUTPUT]"),
+]
+Timeout = Annotated[
+    float | None,
+    Parameter(name="--timeout", help="Most seconds to wait; then exit 8. [env: PIDURABLE_TIMEOUT]"),
+]
+
+HELP = """Run agents whose work survives the death of the process.
+
+Results go to stdout, everything else to stderr. Options count over
+PIDURABLE_* variables, those over [tool.pidurable] in pyproject.toml.
+
+Exit codes: 0 done, 1 the work failed, 2 usage, 4 not found, 5 held by another
+process, 6 waits for a person, 7 out of budget, 8 timed out, 130 interrupted.
+"""
+
+
+def build_app(host: Host, version: str) -> App:
+    """Return the application; each command returns its exit code."""
+    app = App(
+        name="pidurable",
+        help=HELP,
+        help_format="plaintext",
+        version=version,
+        result_action="return_value",
+    )
+    _add_work(app, host)
+    task = App(name="task", help="List, show and abort tasks.", help_format="plaintext")
+    _add_tasks(task, host)
+    app.command(task)
+    conversation = App(name="conversation", help="Look at conversations.", help_format="plaintext")
+    _add_conversations(conversation, host)
+    app.command(conversation)
+    return app
+
+
+def _options(host: Host, **given: Any) -> Options:
+    return resolve_options(find_sources(host.environ), **given)
+
+
+def _trio(function: Callable[[], Awaitable[int]]) -> int:
+    return int(trio.run(function))
+
+
+def _add_work(app: App, host: Host) -> None:
+    @app.command
+    def run(
+        prompt: str,
+        /,
+        *,
+        store: Store = None,
+        model: Model = None,
+        script: Script = None,
+        cwd: Cwd = None,
+        extension: Extensions = None,
+        output: Output = None,
+        request_id: Annotated[str | None, Parameter(name="--request-id")] = None,
+        timeout: Timeout = None,
+        go_on: Annotated[bool, Parameter(name="--continue", negative="")] = False,
+    ) -> int:
+        """Hand a prompt to the agent, show its work, and print its answer.
+
+        Ctrl-C once leaves it resumable and says how; twice leaves at once.
+
+        Args:
+            prompt: What is to be done; `-` reads it from standard input.
+            request_id: Your own id of this prompt: given twice, it is done once.
+            go_on: First go on with work that an earlier process left unfinished.
+        """
+        from pidurable.cli._run import run_prompt
+
+        options = _options(
+            host,
+            store=store,
+            model=model,
+            script=script,
+            cwd=cwd,
+            extensions=extension,
+            output=output,
+            timeout=timeout,
+        )
+        return _trio(
+            functools.partial(run_prompt, host, options, prompt, request_id=request_id, go_on=go_on)
+        )
+
+    @app.command
+    def resume(
+        *,
+        plan: Annotated[bool, Parameter(negative="")] = False,
+        store: Store = None,
+        model: Model = None,
+        script: Script = None,
+        cwd: Cwd = None,
+        extension: Extensions = None,
+        output: Output = None,
+        timeout: Timeout = None,
+    ) -> int:
+        """Go on with what a dead, stopped or interrupted process left behind.
+
+        Says first what was interrupted and what becomes of it: safe calls run again, others give
+        the model an error result that says so.
+
+        Args:
+            plan: Only say what would happen; nothing runs.
+        """
+        from pidurable.cli._run import resume_work
+
+        options = _options(
+            host,
+            store=store,
+            model=model,
+            script=script,
+            cwd=cwd,
+            extensions=extension,
+            output=output,
+            timeout=timeout,
+        )
+        return _trio(functools.partial(resume_work, host, options, plan_only=plan))
+
+    @app.command
+    def demo(
+        *,
+        keep: Annotated[bool, Parameter(negative="")] = False,
+        directory: Annotated[str | None, Parameter(name="--dir")] = None,
+    ) -> int:
+        """Kill an agent three times and watch it finish its work.
+
+        Args:
+            keep: Leave the scratch project there at the end.
+            directory: A new folder to work in; by default one in the temporary folder.
+        """
+        from pidurable.cli._demo import run_demo
+
+        return _trio(functools.partial(run_demo, host, keep=keep, directory=directory))
+
+    @app.command
+    def explain(code: str, /) -> int:
+        """Explain a reason code.
+
+        Args:
+            code: As shown by `task show`, `resume` and in errors.
+        """
+        text = explain_code(code)
+        if text is None:
+            tables = (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, ABORTS)
+            known = sorted({name for table in tables for name in table})
+            import difflib
+
+            near = difflib.get_close_matches(code, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Codes are: {', '.join(known)}."
+            raise NotFoundError("reason code", repr(code[:100]), hint)
+        host.out(f"{code}: {text}")
+        return Exit.DONE
+
+
+def _add_tasks(app: App, host: Host) -> None:
+    from pidurable.cli import _tasks
+
+    @app.command(name="list")
+    def list_(
+        *,
+        store: Store = None,
+        conversation: int | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        live: Annotated[bool, Parameter(negative="")] = False,
+        limit: int = 100,
+        output: Output = None,
+    ) -> int:
+        """List the newest tasks; works beside a running holder.
+
+        Args:
+            conversation: Only tasks of this conversation.
+            kind: Only tasks of this definition, as pi.tool.
+            status: Only tasks with this status: pending, running, waiting, completing, terminal.
+            live: Only tasks that have not ended.
+            limit: Most tasks to list.
+        """
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(
+                _tasks.list_tasks,
+                host,
+                options,
+                conversation=conversation,
+                kind=kind,
+                status=status,
+                live=live,
+                limit=limit,
+            )
+        )
+
+    @app.command
+    def show(*ids: str, store: Store = None, output: Output = None) -> int:
+        """Show all that is stored of tasks; works beside a running holder.
+
+        Args:
+            ids: Ids of tasks; `-` reads them from standard input.
+        """
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(_tasks.show_tasks, host, options, _ids(host, ids)))
+
+    @app.command
+    def tree(root: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
+        """Show tasks and conversations as a tree; works beside a running holder.
+
+        Args:
+            root: A task or conversation to begin with; everything by default.
+        """
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(_tasks.show_tree, host, options, root))
+
+    @app.command
+    def abort(
+        *ids: str,
+        yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
+        reason: str = "user",
+        store: Store = None,
+        extension: Extensions = None,
+        output: Output = None,
+        timeout: Timeout = None,
+    ) -> int:
+        """Abort tasks with everything below them, and wait until they have ended.
+
+        Args:
+            ids: Ids of tasks; `-` reads them from standard input.
+            yes: Do not ask.
+            reason: Stored with the abort.
+        """
+        options = _options(host, store=store, extensions=extension, output=output, timeout=timeout)
+        return _trio(
+            functools.partial(
+                _tasks.abort_tasks, host, options, _ids(host, ids), yes=yes, reason=reason
+            )
+        )
+
+
+def _ids(host: Host, given: Sequence[str]) -> list[int]:
+    from pidurable.cli._tasks import parse_ids
+
+    ids = parse_ids(host, list(given))
+    if not ids:
+        raise UsageError("no id is given", "`pidurable task list` shows them; `-` reads them")
+    return list(dict.fromkeys(ids))
+
+
+def _add_conversations(app: App, host: Host) -> None:
+    @app.command
+    def log(
+        conversation: int | None = None,
+        /,
+        *,
+        store: Store = None,
+        limit: int = 200,
+        full: Annotated[bool, Parameter(negative="")] = False,
+        output: Output = None,
+    ) -> int:
+        """Show the transcript of a conversation; works beside a running holder.
+
+        Args:
+            conversation: Its id; the root by default.
+            limit: Most entries to show, the newest ones.
+            full: Show long texts whole.
+        """
+        from pidurable.cli._conversations import show_log
+
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(show_log, host, options, conversation, limit=limit, full=full)
+        )
+
+
+# --- the edge ---------------------------------------------------------------------------------
+
+
+def run_app(host: Host, argv: Sequence[str], version: str) -> int:
+    """Run one command line and return its exit code; no error leaves it."""
+    try:
+        try:
+            app = build_app(host, version)
+            found = app(
+                list(argv), exit_on_error=False, print_error=False, result_action="return_value"
+            )
+        except CycloptsError as error:
+            raise UsageError(_plain(error), "`pidurable --help` shows what there is") from error
+        return Exit.DONE if found is None else int(found)
+    except BrokenPipeError:
+        # Whoever read the result went away, as `head` does. Nothing is there to be told.
+        host.forget_stdout()
+        return Exit.FAILED
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        explained = explain_error(error)
+        if debugging():
+            host.err("".join(traceback.format_exception(error)).rstrip())
+        host.err(explained.lines(), "red" if explained.code is Exit.FAILED else "yellow")
+        return explained.code
+
+
+def _plain(error: CycloptsError) -> str:
+    """The parser's own words, on one line."""
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,206 @@
+"""`pidurable conversation log`: the transcript as it is stored, oldest entry first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pidurable.cli._errors import Exit, UsageError
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.cli._render import clean, clean_line, compact_json, moment
+from pidurable.cli._tasks import check_store, holder_lines
+from pidurable.errors import NotFoundError
+from pidurable.harness._reader import Reader, open_reader
+from pidurable.records._entries import Entry
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    ImageBlock,
+    Message,
+    SystemMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    ToolResultMessage,
+    UserMessage,
+)
+
+__all__ = ["entry_json", "entry_lines", "show_log"]
+
+ENTRY_LINES_MAX = 40
+"""Of one text in the log; `--full` and `-o json` show all."""
+
+
+async def show_log(
+    host: Host, options: Options, conversation_id: int | None, *, limit: int, full: bool
+) -> int:
+    """Show the newest entries of a conversation, with what is being said right now."""
+    if limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        id = await root_id(reader) if conversation_id is None else conversation_id
+        entries = await reader.entries(id, limit=limit)
+        live = await reader.live(id)
+        holder = await reader.holder()
+    if options.output == "json":
+        host.out_json([entry_json(entry) for entry in entries])
+        return Exit.DONE
+    if options.output == "ids":
+        host.out(str(entry.id) for entry in entries)
+        return Exit.DONE
+    if len(entries) == limit:
+        host.err(f"the newest {limit} entries; --limit shows more")
+    for entry in entries:
+        host.out(entry_lines(entry, full=full))
+    if not entries:
+        host.err(f"conversation {id} has no entries")
+    host.err(_live_lines(live))
+    host.err(holder_lines(holder))
+    return Exit.DONE
+
+
+async def root_id(reader: Reader) -> int:
+    """Return the id of the root: the oldest conversation that nothing owns.
+
+    Raises:
+        NotFoundError: Nothing was ever said in this session.
+    """
+    conversations = await reader.conversations()
+    if not conversations:
+        raise NotFoundError("conversation", "yet", "`pidurable run PROMPT` begins one.")
+    return conversations[0].id
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON, its messages with their role."""
+    found = attrs.asdict(entry, filter=lambda field, _: not field.name.startswith("_"))
+    found["messages"] = [{"role": _role(message), **_asdict(message)} for message in entry.messages]
+    return found
+
+
+def _asdict(message: Message) -> dict[str, Any]:
+    found = attrs.asdict(message)
+    blocks = getattr(message, "blocks", None)
+    if blocks is not None:
+        found["blocks"] = [
+            {"type": _BLOCK_WORDS[type(block)], **attrs.asdict(block)} for block in blocks
+        ]
+    return found
+
+
+_BLOCK_WORDS: dict[type, str] = {
+    TextBlock: "text",
+    ThinkingBlock: "thinking",
+    ImageBlock: "image",
+    ToolCallBlock: "tool_call",
+}
+
+
+def _role(message: Message) -> str:
+    if isinstance(message, UserMessage):
+        return "user"
+    if isinstance(message, AssistantMessage):
+        return "assistant"
+    if isinstance(message, SystemMessage):
+        return "system"
+    return "tool"
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+def entry_lines(entry: Entry, *, full: bool = False) -> list[str]:
+    """Return the lines of an entry: what it is, then its text, indented."""
+    lines = [f"#{entry.id}  {moment(entry.at_us)}  {clean_line(_title(entry), chars_max=200)}"]
+    for message in entry.messages:
+        lines += [f"    {line}" for line in _message_lines(message, full=full)]
+    if not entry.messages and entry.data is not None:
+        lines.append(f"    {compact_json(entry.data)}")
+    if entry.edits:
+        lines.append(f"    edits {', '.join(f'#{edit.target}' for edit in entry.edits)}")
+    return lines
+
+
+def _title(entry: Entry) -> str:
+    if not entry.messages:
+        return entry.kind
+    message = entry.messages[0]
+    if isinstance(message, AssistantMessage):
+        title = f"assistant  {message.model}"
+        if message.status != "complete":
+            title += f"  {message.status}"
+        if message.stop_reason not in ("stop", "tool_use", "aborted", "error"):
+            title += f"  stopped: {message.stop_reason}"
+        return title
+    if isinstance(message, ToolResultMessage):
+        title = f"result of {message.name}  (call {message.call[1]} of #{message.call[0]})"
+        if message.is_error:
+            title += f"  error{'' if message.code is None else f': {message.code}'}"
+        return title
+    return _role(message)
+
+
+def _message_lines(message: Message, *, full: bool) -> list[str]:
+    if isinstance(message, SystemMessage):
+        return _system_lines(message, full=full)
+    lines: list[str] = []
+    for block in message.blocks:
+        lines += _block_lines(block, full=full)
+    if isinstance(message, AssistantMessage) and message.error:
+        lines.append(f"error: {clean_line(message.error)}")
+    return lines
+
+
+def _block_lines(block: Block, *, full: bool) -> list[str]:
+    if isinstance(block, TextBlock):
+        return _cut(block.text, full=full)
+    if isinstance(block, ThinkingBlock):
+        return [f"(thinking) {line}" for line in _cut(block.text, full=full)]
+    if isinstance(block, ToolCallBlock):
+        return [f"calls {clean_line(block.name, chars_max=64)} {compact_json(block.arguments)}"]
+    return [f"[image {clean_line(block.media_type, chars_max=60)} {block.blob[:12]}]"]
+
+
+def _system_lines(message: SystemMessage, *, full: bool) -> list[str]:
+    lines: list[str] = []
+    for name, text in message.sections.items():
+        name = clean_line(name, chars_max=60)
+        lines += (
+            [f"section {name} removed"]
+            if text is None
+            else [f"section {name}", *(f"  {line}" for line in _cut(text, full=full))]
+        )
+    if message.tools_added:
+        names = ", ".join(clean_line(tool.name, chars_max=64) for tool in message.tools_added)
+        lines.append(f"tools added: {names}")
+    if message.tools_removed:
+        names = ", ".join(clean_line(name, chars_max=64) for name in message.tools_removed)
+        lines.append(f"tools removed: {names}")
+    return lines
+
+
+def _cut(text: str, *, full: bool) -> list[str]:
+    """The lines of a text; of a long one the first and the last, and how many are left out."""
+    lines = clean(text).rstrip("\n").split("\n")
+    if full:
+        return lines
+    lines = [clean_line(line) for line in lines]
+    if len(lines) <= ENTRY_LINES_MAX:
+        return lines
+    half = ENTRY_LINES_MAX // 2
+    left_out = len(lines) - 2 * half
+    return [*lines[:half], f"\u2026 {left_out} lines left out (--full shows them)", *lines[-half:]]
+
+
+def _live_lines(live: Any) -> list[str]:
+    """What a conversation is busy with, from `pi.live`."""
+    if not isinstance(live, dict) or live.get("run") is None:
+        return []
+    lines = [f"busy: run {live['run']}, turn {live.get('turn')}"]
+    for call in live.get("calls") or ():
+        name = clean_line(str(call.get("name")), chars_max=64)
+        lines.append(f"  {name} (task {call.get('task')}): {clean_line(str(call.get('status')))}")
+    return lines

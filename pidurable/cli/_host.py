@@ -1,0 +1,131 @@
+"""The host of a command: its streams, its clock, and how lines get onto them.
+
+Results go to stdout and everything else to stderr, so that a pipe gets the result alone. Lines
+arrive here cleaned; this module only writes them, in colour where there is a terminal that wants
+it. A reader that went away (`| head`) ends the command quietly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TextIO
+
+import attrs
+
+from pidurable.cli._render import clean, clean_line
+from pidurable.session._seams import Failpoints
+
+__all__ = ["Host"]
+
+
+@attrs.define(eq=False)
+class Host:
+    """What the commands of one process share."""
+
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str]
+    failpoints: Failpoints | None = None
+    above: Callable[[Iterable[str], str], None] | None = None
+    """While a live display is on: how lines get above it."""
+    gone: bool = False
+    """Nobody reads stderr any more (the terminal was closed); the work goes on all the same."""
+
+    @classmethod
+    def of_process(cls, failpoints: Failpoints | None = None) -> Host:
+        """Return the host of this process, with streams that no text can break."""
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                # A stream in ASCII shows \uXXXX for what it cannot hold, instead of failing.
+                reconfigure(errors="backslashreplace")
+        return cls(sys.stdin, sys.stdout, sys.stderr, os.environ, failpoints)
+
+    def now_us(self) -> int:
+        """Return the moment now, in UTC microseconds."""
+        return time.time_ns() // 1000
+
+    # --- streams -------------------------------------------------------------------------
+
+    def is_terminal(self, stream: TextIO) -> bool:
+        """Whether a person reads this stream."""
+        return stream.isatty() and self.environ.get("TERM") != "dumb"
+
+    def has_colour(self, stream: TextIO) -> bool:
+        """Whether lines on this stream may be coloured (NO_COLOR says no)."""
+        return self.is_terminal(stream) and not self.environ.get("NO_COLOR")
+
+    def out(self, lines: str | Iterable[str]) -> None:
+        """Write lines of the result."""
+        self._write(self.stdout, lines)
+
+    def err(self, lines: str | Iterable[str], style: str = "") -> None:
+        """Write lines that are not the result; `style` is one of rich's, for terminals."""
+        if self.gone:
+            return
+        try:
+            if self.above is not None:
+                self.above(_each(lines), style)
+                return
+            if style and self.has_colour(self.stderr):
+                lines = [f"{_STYLES[style]}{line}\x1b[0m" for line in _each(lines)]
+            self._write(self.stderr, lines)
+        except OSError:
+            # The report of what happens is lost; what happens is not.
+            self.gone = True
+
+    def log_handler(self) -> logging.Handler:
+        """Return a handler that shows log records as lines of ours."""
+        return _LogHandler(self)
+
+    def forget_stdout(self) -> None:
+        """Stop writing to a stdout that nobody reads, so that closing it does not fail either."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.stdout.fileno())
+        os.close(null)
+
+    def _write(self, stream: TextIO, lines: str | Iterable[str]) -> None:
+        text = "".join(f"{line}\n" for line in _each(lines))
+        stream.write(text)
+        stream.flush()
+
+    def out_json(self, value: Any) -> None:
+        """Write one JSON value: whole for programs, without anything a terminal would obey."""
+        text = json.dumps(
+            value, ensure_ascii=self.stdout.isatty(), indent=2 if self.stdout.isatty() else None
+        )
+        self.out(text)
+
+    # --- questions -----------------------------------------------------------------------
+
+    def confirm(self, question: str) -> bool:
+        """Ask a person; only `y` or `yes` is a yes. Not to be called without a terminal."""
+        self.stderr.write(f"{question} [y/N] ")
+        self.stderr.flush()
+        return self.stdin.readline().strip().lower() in ("y", "yes")
+
+
+class _LogHandler(logging.Handler):
+    """What the kernel reports, one cleaned line a record; tracebacks only where debugging."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(logging.WARNING)
+        self._host = host
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._host.err(f"pidurable: {clean_line(record.getMessage())}", "yellow")
+        if record.exc_info and self._host.environ.get("PIDURABLE_DEBUG"):
+            self._host.err(clean(logging.Formatter().formatException(record.exc_info)))
+
+
+_STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "red": "\x1b[31m", "yellow": "\x1b[33m"}
+
+
+def _each(lines: str | Iterable[str]) -> Iterable[str]:
+    return (lines,) if isinstance(lines, str) else lines

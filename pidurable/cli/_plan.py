@@ -1,0 +1,148 @@
+"""What a resume will do, before anything runs: read from the store and the installed tools.
+
+For each thing that a dead or closed process left in the middle there is one line with a stable
+word: `rerun` (safe to run again), `interrupt` (the effect may have happened: the model is told so
+and decides), `continue` (nothing is repeated), `resend` (a model request is sent again; the partial
+answer is kept), `blocked` (it waits for somebody).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from pidurable.cli._render import clean_line, compact_json
+from pidurable.harness._reader import Reader
+from pidurable.records._codes import explain_code
+from pidurable.records._tasks import Status, TaskRecord
+from pidurable.registry import Registry
+
+__all__ = ["Plan", "PlanItem", "make_plan"]
+
+Verdict = Literal["rerun", "interrupt", "continue", "resend", "blocked", "abort"]
+_STRICTNESS = {"safe": 0, "reconcile": 1, "interrupt": 2, "park": 3}
+
+
+@attrs.frozen(kw_only=True)
+class PlanItem:
+    """What becomes of one task."""
+
+    task: int
+    kind: str
+    verdict: Verdict
+    text: str
+
+    def line(self) -> str:
+        """Return the line for people."""
+        return f"  {self.verdict:<9} task {self.task}: {self.text}"
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What a resume will do."""
+
+    items: tuple[PlanItem, ...]
+    submissions: tuple[int, ...]
+    """Inputs that are not answered yet."""
+    queued: int
+    """Of those, how many were not placed yet."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to resume."""
+        return not self.items and not self.submissions
+
+    def lines(self) -> list[str]:
+        """Return the plan for people."""
+        found = [item.line() for item in self.items]
+        if self.submissions:
+            words = "input is" if len(self.submissions) == 1 else "inputs are"
+            queued = f", {self.queued} of them queued" if self.queued else ""
+            found.append(f"  {len(self.submissions)} {words} not answered yet{queued}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan for programs."""
+        return {
+            "items": [attrs.asdict(item) for item in self.items],
+            "submissions": list(self.submissions),
+        }
+
+
+async def make_plan(reader: Reader, registry: Registry) -> Plan:
+    """Read what was left in the middle, and say what becomes of it. Runs no code of any tool."""
+    items: list[PlanItem] = []
+    lives: dict[int, Any] = {}
+    for task in await reader.tasks(live=True, limit=10_000):
+        conversation = task.conversation_id
+        if conversation not in lives:
+            lives[conversation] = await reader.live(conversation) or {}
+        item = _item(task, lives[conversation], registry)
+        if item is not None:
+            items.append(item)
+    submissions: list[int] = []
+    queued = 0
+    for conversation_record in await reader.conversations():
+        for submission in await reader.open_submissions(conversation_record.id):
+            submissions.append(submission.id)
+            queued += submission.status == "queued"
+    return Plan(items=tuple(items), submissions=tuple(submissions), queued=queued)
+
+
+def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanItem | None:
+    """What becomes of one live task; None for one that merely waits for others."""
+    verdict: Verdict = "continue"
+    if task.abort_us is not None:
+        verdict, text = "abort", f"{_named(task)} is being aborted, which goes on"
+    elif task.blocked:
+        meaning = explain_code(task.blocked) or ""
+        verdict = "blocked"
+        text = f"{_named(task)}: {clean_line(task.blocked, chars_max=60)}. {meaning}"
+    elif task.kind == "pi.tool" and task.phase == "execute":
+        verdict, text = _effect(task, registry)
+    elif task.kind == "pi.tool":
+        text = f"{_named(task)} had not begun, and begins"
+    elif task.kind == "pi.generation" and task.phase == "request":
+        verdict, text = "resend", _request_text(task, live)
+    elif task.status in (Status.WAITING, Status.COMPLETING):
+        return None
+    else:
+        text = f"{_named(task)} goes on from phase {clean_line(task.phase or '?', chars_max=60)}"
+    return PlanItem(task=task.id, kind=task.kind, verdict=verdict, text=text)
+
+
+def _named(task: TaskRecord) -> str:
+    given = task.input if isinstance(task.input, dict) else {}
+    if task.kind == "pi.tool":
+        name = clean_line(str(given.get("name")), chars_max=64)
+        return f"{name} {compact_json(given.get('arguments'), chars_max=100)}"
+    return clean_line(task.kind, chars_max=60)
+
+
+def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
+    """An effect that had begun: the stricter of the stored and today's policy counts."""
+    checkpoint = task.checkpoint if isinstance(task.checkpoint, dict) else {}
+    stored = str(checkpoint.get("replay"))
+    given = task.input if isinstance(task.input, dict) else {}
+    tool = next(
+        (tool for tool in registry.snapshot.tools() if tool.name == given.get("name")), None
+    )
+    if tool is None:
+        return "interrupt", f"{_named(task)} had begun, and its tool is not installed now"
+    policy = max(stored, tool.replay, key=lambda word: _STRICTNESS.get(word, 2))
+    if policy == "safe":
+        return "rerun", f"{_named(task)} had begun, and is safe to run again"
+    return (
+        "interrupt",
+        f"{_named(task)} had begun and may have happened: not repeated, the model is told",
+    )
+
+
+def _request_text(task: TaskRecord, live: dict[str, Any]) -> str:
+    partial = live.get("partial") if live.get("generation") == task.id else None
+    blocks = partial.get("blocks", []) if isinstance(partial, dict) else []
+    kept = sum(len(block.get("text", "")) for block in blocks)
+    if not kept:
+        return "the model request is sent again"
+    return f"the model request is sent again; {kept} characters of the cut answer are kept"

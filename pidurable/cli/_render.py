@@ -1,0 +1,227 @@
+"""Text for people: cleaned of everything a terminal would obey, in lines, columns and trees.
+
+What models, tools and files wrote is data. Before any of it is shown, `clean` removes terminal
+control sequences and makes every other control character visible, so that no text can repaint,
+move, retitle, copy to the clipboard or change the reading order. Lines are built from cleaned
+parts; colour is added behind that, by rich, and only on a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pidurable.harness._reader import TreeRow
+from pidurable.records._tasks import Status, TaskRecord
+
+__all__ = [
+    "age",
+    "clean",
+    "clean_line",
+    "columns",
+    "compact_json",
+    "duration",
+    "moment",
+    "outcome_word",
+    "tail",
+    "task_line",
+    "tree_lines",
+]
+
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, erasing
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
+    # ^ OSC, DCS, SOS, PM, APC: titles, clipboard, links; one without an end ends with its line
+    r"|\x1b[ -/]*[0-~]"  # everything else that begins with ESC
+)
+_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_INVISIBLE = "\u00ad\u034f\u115f\u1160\u180e\u200b\u2028\u2029\u2060\u2061\u2062\u2063\u2064\ufeff"
+_VISIBLE: dict[int, str] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **{code: f"<U+{code:04X}>" for code in range(0x80, 0xA0)},
+    **{ord(char): f"<U+{ord(char):04X}>" for char in _BIDI + _INVISIBLE},
+    **{code: f"<U+{code:04X}>" for code in range(0xE0000, 0xE0080)},  # invisible tags
+}
+LINE_CHARS_MAX = 2_000
+CELL_CHARS_MAX = 60
+
+
+def clean(text: str) -> str:
+    """Return a text that a terminal shows and does not obey. Line breaks and tabs stay.
+
+    Sequences are removed; other control, bidirectional and invisible characters are shown as
+    pictures or as <U+XXXX>; a carriage return becomes a line break, since it would repaint.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    text = _SEQUENCE.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
+    text = text.translate(_VISIBLE)
+    # A lone surrogate cannot be written to any stream.
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def clean_line(text: str, *, chars_max: int = LINE_CHARS_MAX) -> str:
+    """Return a cleaned text on one line; what was cut off is marked and counted."""
+    line = clean(text).replace("\n", "\u23ce").replace("\t", " ").strip()
+    if len(line) <= chars_max:
+        return line
+    return f"{line[: chars_max - 1]}\u2026[{len(line) - chars_max + 1} more]"
+
+
+def tail(text: str, *, lines: int, chars_max: int = 200) -> list[str]:
+    """Return the last lines of a text, each cleaned and cut."""
+    # Only the end is looked at, so that a long output costs nothing at every refresh.
+    end = text[-(lines + 1) * 4 * chars_max :]
+    return [
+        clean_line(line, chars_max=chars_max)
+        for line in clean(end).rstrip("\n").split("\n")[-lines:]
+    ]
+
+
+def compact_json(value: Any, *, chars_max: int = LINE_CHARS_MAX) -> str:
+    """Return JSON on one cleaned line: control characters stay visible as escapes."""
+    return clean_line(json.dumps(value, ensure_ascii=False), chars_max=chars_max)
+
+
+# --- moments and durations --------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: 0.4s, 12s, 3m05s, 2h10m, 4d02h."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"
+
+
+def moment(at_us: int | None) -> str:
+    """Return a stored moment as UTC with seconds, or a dash."""
+    if at_us is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_us} us"
+
+
+def age(task: TaskRecord, now_us: int) -> str:
+    """Return how long a task has been there, or took."""
+    end = task.ended_us if task.ended_us is not None else now_us
+    return duration((end - task.created_us) / 1e6)
+
+
+# --- tasks ------------------------------------------------------------------------------------
+
+
+def outcome_word(task: TaskRecord) -> str:
+    """Return where a task stands, in one word of the design: its outcome once it has one."""
+    if task.outcome is not None and task.status is Status.TERMINAL:
+        return task.outcome.status
+    if task.status is Status.TERMINAL:
+        return "ended"
+    if task.blocked:
+        return f"blocked ({clean_line(task.blocked, chars_max=CELL_CHARS_MAX)})"
+    if task.abort_us is not None:
+        return f"{task.status.word}, aborting"
+    return task.status.word
+
+
+def _detail(task: TaskRecord) -> str:
+    """What a line says of a task besides: the call it makes, why it ended."""
+    parts = []
+    given = task.input if isinstance(task.input, dict) else {}
+    if task.kind == "pi.generation" and isinstance(given.get("turn"), int):
+        parts.append(f"turn {given['turn']}")
+    if task.kind == "pi.tool" and isinstance(given.get("name"), str):
+        parts.append(clean_line(given["name"], chars_max=CELL_CHARS_MAX))
+    if task.phase and task.status is not Status.TERMINAL:
+        parts.append(f"phase {clean_line(task.phase, chars_max=CELL_CHARS_MAX)}")
+    if task.background:
+        parts.append("background")
+    if task.recoveries:
+        parts.append(f"interrupted {task.recoveries}x")
+    if task.outcome is not None:
+        if task.outcome.reason:
+            parts.append(f"reason {clean_line(task.outcome.reason, chars_max=CELL_CHARS_MAX)}")
+        if task.outcome.error is not None:
+            parts.append(clean_line(task.outcome.error.message, chars_max=CELL_CHARS_MAX))
+    return ", ".join(parts)
+
+
+def task_line(task: TaskRecord, now_us: int) -> str:
+    """Return one line for a task: id, kind, where it stands, how long, what it does."""
+    detail = _detail(task)
+    kind = clean_line(task.kind, chars_max=CELL_CHARS_MAX)
+    line = f"{task.id} {kind} {outcome_word(task)} {age(task, now_us)}"
+    return f"{line}  {detail}" if detail else line
+
+
+def tree_lines(rows: Sequence[TreeRow], now_us: int) -> list[str]:
+    """Return the lines of a tree, with the branches drawn."""
+    lines = []
+    continues: list[bool] = []
+    for index, row in enumerate(rows):
+        del continues[row.depth :]
+        more = _has_sibling(rows, index)
+        stem = "".join("│  " if open_ else "   " for open_ in continues[1 : row.depth])
+        branch = "" if row.depth == 0 else ("├─ " if more else "└─ ")
+        continues.append(more)
+        lines.append(f"{stem}{branch}{_tree_text(row, now_us)}")
+    return lines
+
+
+def _has_sibling(rows: Sequence[TreeRow], index: int) -> bool:
+    """Whether a later row hangs from the same owner."""
+    depth = rows[index].depth
+    for row in rows[index + 1 :]:
+        if row.depth <= depth:
+            return row.depth == depth
+    return False
+
+
+def _tree_text(row: TreeRow, now_us: int) -> str:
+    if row.task is not None:
+        return task_line(row.task, now_us)
+    assert row.conversation is not None
+    made = row.conversation
+    fork = "" if made.parent is None else f", fork of {made.parent} at entry {made.parent_entry}"
+    key = "" if made.key is None else f" {clean_line(made.key, chars_max=CELL_CHARS_MAX)!r}"
+    return f"conversation {made.id}{key}{fork}"
+
+
+# --- columns ----------------------------------------------------------------------------------
+
+
+def _width(text: str) -> int:
+    """Cells that a text takes on a terminal: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines in columns, as wide as their widest cell; the last one is not padded."""
+    table = [list(header), *([clean_line(cell) for cell in row] for row in rows)]
+    widths = [max(_width(row[index]) for row in table) for index in range(len(header))]
+    return [
+        "  ".join(
+            cell + " " * (width - _width(cell))
+            for cell, width in zip(row, [*widths[:-1], 0], strict=True)
+        ).rstrip()
+        for row in table
+    ]

@@ -1,0 +1,341 @@
+"""`pidurable run` and `pidurable resume`: hand in, follow, and leave in order.
+
+However this process ends, the work is in the store. The first Ctrl-C drains: no new phase begins,
+the model's stream is cut, running calls get ten seconds. The second leaves at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from pidurable.agent._services import UNSET, AgentChange
+from pidurable.cli._errors import Exit, UsageError, missing_store
+from pidurable.cli._follow import following
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.cli._plan import Plan, make_plan
+from pidurable.cli._render import clean, clean_line
+from pidurable.cli._sessions import load_registry, open_models, open_session, store_exists
+from pidurable.cli._signals import Interrupts, catch_interrupts
+from pidurable.cli._story import reason_text
+from pidurable.errors import StorageHeldError, WaitTimeoutError
+from pidurable.harness._conversation import Conversation
+from pidurable.harness._open import Harness
+from pidurable.harness._reader import open_reader
+from pidurable.harness._submission import Settled, Submission
+from pidurable.records._codec import encode_usage
+from pidurable.records._codes import explain_code
+from pidurable.records._messages import AssistantMessage, Usage
+from pidurable.registry import Registry
+
+__all__ = ["resume_work", "run_prompt"]
+
+DRAIN_SECONDS = 10.0
+STUCK_LOOK_SECONDS = 0.5
+PROMPT_CHARS_MAX = 1_000_000
+ENTRIES_MAX = 100_000
+NOTICE = "tools may do everything this user may: read, write, run commands (no approvals yet)"
+
+
+async def run_prompt(
+    host: Host, options: Options, prompt: str, *, request_id: str | None, go_on: bool
+) -> int:
+    """Hand a prompt to the root conversation, follow its run, and give back the answer."""
+    if prompt == "-":
+        prompt = await trio.to_thread.run_sync(host.stdin.read)
+    _check_prompt(prompt)
+    existing = store_exists(options)
+    if options.model is None and not existing:
+        raise UsageError(
+            "no model is named",
+            "Give --model provider/model, or --script FILE.yaml, or set PIDURABLE_MODEL",
+        )
+    models = open_models(host)
+    if options.model is not None:
+        models.resolve(options.model)
+    registry = load_registry(options)
+    host.err(NOTICE)
+    with catch_interrupts() as interrupts:
+        async with open_session(
+            host, options, create=True, registry=registry, models=models
+        ) as harness:
+            root = await harness.root(agent=AgentChange(model=options.model, cwd=options.cwd))
+            await _check_unfinished(harness, root, request_id, go_on=go_on)
+            await _configure(root, options)
+            submission = await root.submit(prompt, request_id=request_id)
+            return await _see_through(host, options, harness, root, [submission], interrupts)
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt.strip():
+        raise UsageError("the prompt is empty", "Say what is to be done")
+    if len(prompt) > PROMPT_CHARS_MAX:
+        raise UsageError(
+            f"the prompt has {len(prompt)} characters, at most {PROMPT_CHARS_MAX} are allowed",
+            "Put the text into a file and name it",
+        )
+    if "\0" in prompt or any("\ud800" <= char <= "\udfff" for char in prompt):
+        raise UsageError(
+            "the prompt holds a NUL or bytes that are not text", "Put them into a file and name it"
+        )
+
+
+async def _configure(root: Conversation, options: Options) -> None:
+    """What is named now counts from now on; what is not named stays as it is."""
+    agent = root.agent()
+    change = AgentChange(
+        model=options.model if options.model not in (None, agent.get("model")) else UNSET,
+        cwd=options.cwd if options.cwd_given and options.cwd != agent.get("cwd") else UNSET,
+    )
+    if change.given():
+        await root.configure(change)
+    elif agent.get("model") is None:
+        raise UsageError("no model is named", "Give --model provider/model, or --script FILE.yaml")
+
+
+async def _check_unfinished(
+    harness: Harness, root: Conversation, request_id: str | None, *, go_on: bool
+) -> None:
+    """Refuse to start left-over work that nobody asked for."""
+    if go_on:
+        return
+    storage = harness.session.storage
+    if request_id is not None and storage.submission_by_request(root.id, request_id) is not None:
+        return
+    unfinished = await root.open_submissions()
+    live = storage.live_tasks(limit=1)
+    if unfinished or live:
+        raise UsageError(
+            "this session has unfinished work from before",
+            "`pidurable resume --plan` shows it, `pidurable resume` goes on with it, "
+            "`pidurable run --continue PROMPT` goes on and then does this",
+        )
+
+
+# --- resume -----------------------------------------------------------------------------------
+
+
+async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
+    """Say what was interrupted and what becomes of it; then go on with it."""
+    if not store_exists(options):
+        raise missing_store(options.store)
+    registry = load_registry(options)
+    plan = await _read_plan(options, registry)
+    if plan_only and options.output == "json":
+        host.out_json(plan.to_json())
+        return Exit.DONE
+    if plan.is_empty:
+        host.err("nothing to resume: every input is answered and no task is live")
+        if options.output == "json":
+            host.out_json({"submissions": []})
+        return Exit.DONE
+    if plan_only:
+        host.out(plan.lines())
+        return Exit.DONE
+    host.err(NOTICE)
+    host.err("resuming:")
+    host.err(plan.lines())
+    models = open_models(host)
+    if options.model is not None:
+        models.resolve(options.model)
+    with catch_interrupts() as interrupts:
+        async with open_session(
+            host, options, create=False, registry=registry, models=models
+        ) as harness:
+            root = await harness.root()
+            if options.model is not None or options.cwd_given:
+                await _configure(root, options)
+            submissions = [Submission(harness, id) for id in plan.submissions]
+            return await _see_through(
+                host, options, harness, root, submissions, interrupts, resumed=True
+            )
+
+
+async def _read_plan(options: Options, registry: Registry) -> Plan:
+    async with open_reader(options.store) as reader:
+        holder = await reader.holder()
+        if holder is not None and holder.state == "live":
+            record = holder.record
+            raise StorageHeldError(reader.store, record.pid, record.host, holder.heartbeat_age)
+        return await make_plan(reader, registry)
+
+
+# --- seeing it through ------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class _End:
+    """How the wait ended; the first that happens decides."""
+
+    settled: list[Settled] = attrs.Factory(list)
+    code: Exit | None = None
+
+
+async def _see_through(
+    host: Host,
+    options: Options,
+    harness: Harness,
+    root: Conversation,
+    submissions: Sequence[Submission],
+    interrupts: Interrupts,
+    *,
+    resumed: bool = False,
+) -> int:
+    """Follow until everything that was asked for has ended, or somebody wants to leave."""
+    end = _End()
+    async with trio.open_nursery() as nursery:
+
+        def first(work: Callable[[], Awaitable[Exit | None]]) -> None:
+            async def run() -> None:
+                end.code = await work()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(run)
+
+        first(lambda: _finish(host, options, harness, root, submissions, end, interrupts, resumed))
+        first(lambda: _leave_in_order(host, harness, interrupts))
+        first(lambda: _notice_stuck(host, harness))
+    if end.code is not None:
+        return end.code
+    return await _report(host, options, harness, end.settled, single=not resumed)
+
+
+async def _finish(
+    host: Host,
+    options: Options,
+    harness: Harness,
+    root: Conversation,
+    submissions: Sequence[Submission],
+    end: _End,
+    interrupts: Interrupts,
+    resumed: bool,
+) -> Exit | None:
+    async with following(host, harness, root, interrupts) as watched:
+        harness.start()
+        timeout = float("inf") if options.timeout is None else options.timeout
+        with trio.move_on_after(timeout) as scope:
+            for submission in submissions:
+                end.settled.append(await submission.wait())
+            if resumed:
+                await harness.wait_for_idle()
+        if not scope.cancelled_caught:
+            here = [each.id for each in end.settled if each.id in watched.story.settled]
+            await watched.caught_up(here or [each.id for each in end.settled[:1]])
+            return None
+    assert options.timeout is not None
+    host.err(str(WaitTimeoutError("the answer", options.timeout)), "yellow")
+    host.err("  next: `pidurable resume` goes on")
+    return Exit.TIMED_OUT
+
+
+async def _leave_in_order(host: Host, harness: Harness, interrupts: Interrupts) -> Exit:
+    """On the first signal: begin nothing more, cut streams, give running calls ten seconds."""
+    await interrupts.wait()
+    host.err(f"stopping: running calls get {DRAIN_SECONDS:g} s; again to leave at once", "yellow")
+    left = await harness.drain(seconds=DRAIN_SECONDS)
+    for id in left:
+        task = harness.task(id)
+        host.err(f"task {id} ({clean_line(task.kind)}) is stopped in the middle", "yellow")
+    host.err("interrupted; `pidurable resume` goes on")
+    return Exit.INTERRUPTED
+
+
+async def _notice_stuck(host: Host, harness: Harness) -> Exit:
+    """Return when nothing can move any more without somebody doing something."""
+    seen = 0
+    while True:
+        await trio.sleep(STUCK_LOOK_SECONDS)
+        live = harness.session.storage.live_tasks(limit=10_000)
+        blocked = [row for row in live if row.blocked]
+        moving = [row for row in live if not row.blocked and not _waits_for_others(harness, row)]
+        seen = seen + 1 if blocked and not moving else 0
+        if seen >= 2:
+            break
+    for row in blocked:
+        code = row.blocked or ""
+        host.err(
+            f"task {row.id} ({clean_line(row.kind)}) is blocked: {clean_line(code)}. "
+            f"{explain_code(code) or ''}",
+            "yellow",
+        )
+    host.err(
+        "  next: install what is missing (--extension) and `pidurable resume`, or give it up with "
+        f"`pidurable task abort {blocked[0].id}`"
+    )
+    return Exit.PARKED
+
+
+def _waits_for_others(harness: Harness, row: Any) -> bool:
+    """Whether a task can only be moved by others: it waits without a deadline, or has decided."""
+    record = harness.task(row.id)
+    if record.status.word == "completing":
+        return True
+    wait = record.wait
+    return record.status.word == "waiting" and (wait is None or wait.deadline_us is None)
+
+
+# --- the result -------------------------------------------------------------------------------
+
+
+async def _report(
+    host: Host,
+    options: Options,
+    harness: Harness,
+    settled: Sequence[Settled],
+    *,
+    single: bool,
+) -> int:
+    """Write the answers to stdout and say by the exit code how it went."""
+    codes = [_code(each) for each in settled]
+    if options.output == "json":
+        found = [await _settled_json(harness, each) for each in settled]
+        host.out_json(found[0] if single else {"submissions": found})
+    elif options.output == "ids":
+        host.out(str(each.id) for each in settled)
+    else:
+        for each in settled:
+            if each.status == "done":
+                host.out(clean(each.text))
+    for each in settled:
+        if each.status != "done":
+            host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
+            host.err("  next: `pidurable conversation log` shows how far it came")
+    if not settled:
+        host.err("done: no task is live any more")
+    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
+
+
+def _code(settled: Settled) -> Exit:
+    if settled.status == "done":
+        return Exit.DONE
+    return Exit.OUT_OF_BUDGET if settled.reason == "turn_limit" else Exit.FAILED
+
+
+async def _settled_json(harness: Harness, settled: Settled) -> dict[str, Any]:
+    """One settled submission, with the usage of its run (failed and cut answers too)."""
+    usage = Usage()
+    if settled.entry is not None:
+        record = harness.session.submission(settled.id)
+        assert record is not None
+        entries = await harness.conversation(record.conversation_id).history(
+            after=settled.entry,
+            before=None if settled.answer is None else settled.answer + 1,
+            limit=ENTRIES_MAX,
+        )
+        for entry in entries:
+            for message in entry.messages:
+                if isinstance(message, AssistantMessage):
+                    usage += message.usage
+    return {
+        "submission": settled.id,
+        "run": settled.run,
+        "status": settled.status,
+        "text": settled.text if settled.status == "done" else None,
+        "reason": settled.reason,
+        "detail": settled.detail,
+        "usage": encode_usage(usage),
+    }

@@ -1,0 +1,74 @@
+"""A session for a command: the registry with its extensions, the models, an open harness."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pidurable.agent._default_models import default_models
+from pidurable.agent._models import Models
+from pidurable.cli._errors import missing_store
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.harness._open import Harness, open_harness
+from pidurable.registry import ExtensionLoader, Registry
+
+__all__ = ["load_registry", "open_models", "open_session", "store_exists"]
+
+BUNDLED = "pidurable.extensions.coding"
+
+
+def store_exists(options: Options) -> bool:
+    """Whether there is anything at the path of the store."""
+    return os.path.lexists(options.store)
+
+
+def load_registry(options: Options) -> Registry:
+    """Return a registry with the bundled `coding` extension and those that the options name.
+
+    Raises:
+        ExtensionError: One cannot be loaded; the message holds its own traceback.
+    """
+    registry = Registry()
+    bundled: Any = importlib.import_module(BUNDLED)
+    registry.install(bundled.extension)
+    loader = ExtensionLoader(registry)
+    for source in options.extensions:
+        loader.load(source)
+    return registry
+
+
+def open_models(host: Host) -> Models:
+    """Return the models that the variables hold keys for, and scripts."""
+    return default_models(host.environ)
+
+
+@asynccontextmanager
+async def open_session(
+    host: Host,
+    options: Options,
+    *,
+    create: bool,
+    registry: Registry | None = None,
+    models: Models | None = None,
+) -> AsyncIterator[Harness]:
+    """Hold the store and run what is in it while the block lasts.
+
+    Raises:
+        NotFoundError: There is no store, and `create` is False.
+        StorageHeldError: Another live process holds it.
+    """
+    if not create and not store_exists(options):
+        raise missing_store(options.store)
+    registry = registry or load_registry(options)
+    async with open_harness(
+        options.store,
+        registry=registry,
+        models=models or open_models(host),
+        create=create,
+        failpoints=host.failpoints,
+    ) as harness:
+        yield harness

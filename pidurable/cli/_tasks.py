@@ -1,0 +1,313 @@
+"""`pidurable task`: list, show, tree, and abort.
+
+The first three only look: they read committed state, also beside a running holder, and create
+nothing. `abort` needs to hold the store: a live holder is named and left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import attrs
+import trio
+
+from pidurable.cli import _sessions
+from pidurable.cli._errors import Exit, UsageError, missing_store
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.cli._render import (
+    age,
+    clean,
+    clean_line,
+    columns,
+    compact_json,
+    duration,
+    moment,
+    outcome_word,
+    task_line,
+    tree_lines,
+)
+from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
+from pidurable.records._codes import explain_code
+from pidurable.records._ids import TaskId
+from pidurable.records._tasks import Outcome, Status, TaskRecord
+
+__all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
+
+STATUS_WORDS = {status.word: status for status in Status}
+
+
+def check_store(store: str) -> None:
+    """Refuse to look at what is not there: looking never creates a store."""
+    if not os.path.lexists(store):
+        raise missing_store(store)
+
+
+def parse_ids(host: Host, ids: list[str]) -> list[int]:
+    """Return ids as numbers; `-` stands for those on standard input, one a line or word.
+
+    Raises:
+        UsageError: Something is not an id.
+    """
+    words: list[str] = []
+    for given in ids:
+        words += host.stdin.read().split() if given == "-" else [given]
+    found = []
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise UsageError(f"{word!r} is not an id", "Ids are whole numbers, as in `task list`")
+        found.append(int(word[:20]))
+    return found
+
+
+async def list_tasks(
+    host: Host,
+    options: Options,
+    *,
+    conversation: int | None,
+    kind: str | None,
+    status: str | None,
+    live: bool,
+    limit: int,
+) -> int:
+    """List tasks, the newest last."""
+    wanted = None
+    if status is not None:
+        if status not in STATUS_WORDS:
+            raise UsageError(
+                f"--status {status!r} is not one of {', '.join(STATUS_WORDS)}",
+                "An ended task is `terminal`; `task show ID` says how it ended",
+            )
+        wanted = STATUS_WORDS[status]
+    if limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        tasks = await reader.tasks(
+            conversation=conversation, kind=kind, status=wanted, live=live, limit=limit
+        )
+        holder = await reader.holder()
+    if options.output == "json":
+        host.out_json([task_json(task) for task in tasks])
+    elif options.output == "ids":
+        host.out(str(task.id) for task in tasks)
+    elif tasks:
+        now = host.now_us()
+        host.out(
+            columns(
+                ("ID", "CONVERSATION", "OWNER", "KIND", "STATUS", "PHASE", "AGE"),
+                [_row(task, now) for task in tasks],
+            )
+        )
+    if options.output == "table":
+        if not tasks:
+            host.err("no tasks match")
+        elif len(tasks) == limit:
+            host.err(f"the newest {limit}; --limit shows more")
+        host.err(holder_lines(holder))
+    return Exit.DONE
+
+
+def _row(task: TaskRecord, now_us: int) -> tuple[str, ...]:
+    return (
+        str(task.id),
+        str(task.conversation_id),
+        "-" if task.owner is None else str(task.owner),
+        task.kind,
+        outcome_word(task),
+        task.phase or "-",
+        age(task, now_us),
+    )
+
+
+def holder_lines(holder: HolderView | None) -> list[str]:
+    """Say who holds the session, if that matters to somebody who looks."""
+    if holder is None or holder.state == "released":
+        return []
+    record = holder.record
+    who = f"process {record.pid} on {clean_line(record.host, chars_max=60)}"
+    beat = f"last heartbeat {duration(holder.heartbeat_age)} ago"
+    if holder.state == "dead":
+        return [
+            f"process {record.pid} held this store and is dead ({beat}); "
+            "`pidurable resume` goes on with its work"
+        ]
+    if holder.state == "silent":
+        return [f"held by {who}, silent: it may hang ({beat})"]
+    return [f"held by {who} ({beat})"]
+
+
+async def show_tree(host: Host, options: Options, root: int | None) -> int:
+    """Show tasks and conversations as a tree, owners above what they own."""
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        rows = await reader.tree(root)
+        holder = await reader.holder()
+    if options.output == "json":
+        host.out_json([_tree_json(row) for row in rows])
+    elif options.output == "ids":
+        host.out(str(row.id) for row in rows)
+    else:
+        host.out(tree_lines(rows, host.now_us()))
+        host.err(holder_lines(holder))
+    return Exit.DONE
+
+
+def _tree_json(row: TreeRow) -> dict[str, Any]:
+    if row.task is not None:
+        return {"depth": row.depth, "task": task_json(row.task)}
+    assert row.conversation is not None
+    return {"depth": row.depth, "conversation": attrs.asdict(row.conversation)}
+
+
+async def show_tasks(host: Host, options: Options, ids: list[int]) -> int:
+    """Show everything that is stored of tasks."""
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        tasks = [await reader.task(id) for id in ids]
+        if options.output == "json":
+            shown = [task_json(task) for task in tasks]
+            host.out_json(shown[0] if len(shown) == 1 else shown)
+        elif options.output == "ids":
+            host.out(str(task.id) for task in tasks)
+        else:
+            for number, task in enumerate(tasks):
+                if number:
+                    host.out("")
+                host.out(await _sheet(reader, task, host.now_us()))
+            host.err(holder_lines(await reader.holder()))
+    return Exit.DONE
+
+
+def task_json(task: TaskRecord) -> dict[str, Any]:
+    """Return a task as JSON: every field, the status as its word."""
+    return {**attrs.asdict(task), "status": task.status.word}
+
+
+async def _sheet(reader: Reader, task: TaskRecord, now_us: int) -> list[str]:
+    """The lines of one task, a fact a line, and the reason codes explained."""
+    facts: list[tuple[str, str]] = [
+        ("status", outcome_word(task)),
+        ("phase", task.phase or "-"),
+        ("conversation", str(task.conversation_id)),
+        ("owner", "its conversation" if task.owner is None else f"task {task.owner}"),
+        ("definition", f"{task.kind}, version {task.version}"),
+        ("created", moment(task.created_us)),
+        ("started", moment(task.started_us)),
+        ("ended", moment(task.ended_us)),
+        ("age", age(task, now_us)),
+        ("invocations", _invocations(task)),
+    ]
+    optional = (
+        ("key", task.key),
+        ("deadline", None if task.deadline_us is None else moment(task.deadline_us)),
+        ("blocked", _coded(task.blocked)),
+        ("abort", None if task.abort_us is None else _coded(task.abort_reason) or "asked for"),
+        ("waits for", _wait_text(task)),
+        ("woken by", task.woken_by),
+    )
+    facts += [(name, value) for name, value in optional if value is not None]
+    facts.append(("input", compact_json(task.input)))
+    if task.checkpoint is not None:
+        facts.append(("checkpoint", compact_json(task.checkpoint)))
+    facts += [(f"memo {name}", compact_json(value)) for name, value in task.memos.items()]
+    facts += _outcome_facts(task)
+    lines = [f"task {task.id}  {clean_line(task.kind)}"]
+    lines += [f"  {clean_line(name):<13} {clean_line(value)}" for name, value in facts]
+    if task.outcome is not None and task.outcome.error is not None:
+        trace = task.outcome.error.traceback
+        if trace:
+            lines += [f"    {line}" for line in clean(trace).rstrip("\n").split("\n")]
+    children = await reader.children(task.id)
+    if children:
+        lines.append("  owns")
+        lines += [f"    {line}" for line in tree_lines(children, now_us)]
+    return lines
+
+
+def _invocations(task: TaskRecord) -> str:
+    if not task.recoveries:
+        return str(task.invocations)
+    return f"{task.invocations}; interrupted by a death {task.recoveries} times"
+
+
+def _coded(code: str | None) -> str | None:
+    if code is None:
+        return None
+    text = explain_code(code)
+    return code if text is None else f"{code}: {text}"
+
+
+def _wait_text(task: TaskRecord) -> str | None:
+    wait = task.wait
+    if wait is None:
+        return None
+    parts = []
+    if wait.on is not None:
+        parts.append(f"{wait.policy} of tasks {', '.join(map(str, wait.on)) or 'none'}")
+    if wait.signals:
+        parts.append("signals")
+    if wait.deadline_us is not None:
+        parts.append(f"until {moment(wait.deadline_us)}")
+    return ", ".join(parts) or "nothing"
+
+
+def _outcome_facts(task: TaskRecord) -> list[tuple[str, str]]:
+    outcome = task.outcome
+    if outcome is None:
+        return []
+    facts: list[tuple[str, str]] = [("outcome", outcome.status)]
+    if outcome.reason:
+        facts.append(("reason", _coded(outcome.reason) or ""))
+    if outcome.has_result:
+        name = "result" if outcome.status == "completed" else "partial"
+        facts.append((name, compact_json(outcome.result)))
+    if outcome.error is not None:
+        facts.append(("error", f"{outcome.error.type}: {outcome.error.message}"))
+    return facts
+
+
+async def abort_tasks(
+    host: Host, options: Options, ids: list[int], *, yes: bool, reason: str
+) -> int:
+    """Abort live tasks with everything below them, and wait until they have ended."""
+    if not reason or len(reason) > 200:
+        raise UsageError("--reason must have 1 to 200 characters")
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        tasks = [await reader.task(id) for id in ids]
+        live = [task for task in tasks if task.status is not Status.TERMINAL]
+        below = {task.id: len(await reader.tree(task.id)) - 1 for task in live}
+    for task in tasks:
+        if task.status is Status.TERMINAL:
+            host.err(f"task {task.id} has ended already: {outcome_word(task)}; nothing was done")
+    if not live:
+        return Exit.DONE
+    if not yes:
+        if not host.is_terminal(host.stdin):
+            raise UsageError("aborting cannot be undone and nobody can be asked", "Pass --yes")
+        for task in live:
+            host.err(f"{task_line(task, host.now_us())}  ({below[task.id]} below it)")
+        if not await trio.to_thread.run_sync(host.confirm, f"abort {_count(live)}?"):
+            host.err("nothing was done")
+            return Exit.FAILED
+    async with _sessions.open_session(host, options, create=False) as harness:
+        for task in live:
+            await harness.abort_task(task.id, reason=reason)
+        outcomes: dict[int, Outcome[Any]] = {}
+        for task in live:
+            outcomes[task.id] = await harness.wait_for_task(
+                TaskId(task.id), timeout=options.timeout
+            )
+    if options.output == "json":
+        host.out_json([{"task": id, "status": found.status} for id, found in outcomes.items()])
+    elif options.output == "ids":
+        host.out(str(id) for id in outcomes)
+    else:
+        host.out(f"task {id} {found.status}" for id, found in outcomes.items())
+    return Exit.DONE
+
+
+def _count(live: list[TaskRecord]) -> str:
+    return f"task {live[0].id}" if len(live) == 1 else f"these {len(live)} tasks"
