@@ -31,7 +31,7 @@ class Op(enum.IntEnum):
     CONVERSATION = 1  # ConversationRow
     ENTRY = 2  # EntryRow
     TASK = 3  # TaskRow: insert
-    TASK_INPUT = 4  # (task, value json)
+    TASK_INPUT = 4  # (task, value json): insert, or replace by a migration
     TASK_STATE = 5  # TaskStateRow: replace the changing columns of an existing task
     CHECKPOINT = 6  # (task, phase tag, value json, at_us): insert or replace
     CHECKPOINT_DELETE = 7  # (task,)

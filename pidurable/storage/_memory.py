@@ -252,7 +252,7 @@ class _Writer:
             self.undo.add(self.data.task_ids, "live", state.id)
 
     def task_input(self, row: tuple[Any, ...]) -> None:
-        self.undo.insert(self.data.inputs, row[0], row[1], "input of task")
+        self.undo.put(self.data.inputs, row[0], row[1])
 
     def checkpoint(self, row: tuple[Any, ...]) -> None:
         self.undo.put(self.data.checkpoints, row[0], (row[1], row[2], row[3]))

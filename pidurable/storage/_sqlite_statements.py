@@ -42,7 +42,7 @@ WRITES: dict[Op, str] = {
     Op.CONVERSATION: _insert("conversations", ConversationRow._fields),
     Op.ENTRY: _insert("entries", EntryRow._fields),
     Op.TASK: _insert("tasks", TaskRow._fields),
-    Op.TASK_INPUT: _insert("inputs", ("task", "value")),
+    Op.TASK_INPUT: "insert or replace into inputs (task, value)\nvalues (?, ?)",
     Op.TASK_STATE: _update("tasks", TaskStateRow._fields),
     Op.CHECKPOINT: (
         "insert or replace into checkpoints (task, phase, value, at_us)\nvalues (?, ?, ?, ?)"

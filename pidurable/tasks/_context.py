@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import trio
 
-from pidurable.errors import InvocationEndedError
+from pidurable.errors import InvocationEndedError, SessionPoisonedError, StorageRefusedError
 from pidurable.records import _json
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import JoinPolicy, Outcome
@@ -121,6 +121,9 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
             async with self._runtime.session.line.body(tx, place=f"task {phase.task_id}"):
                 tx.check_phase()
                 yield tx
+        except (StorageRefusedError, SessionPoisonedError):
+            phase.storage_refused = True
+            raise
         finally:
             phase.landed()
 
@@ -132,6 +135,9 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         phase.in_flight += 1
         try:
             return await self._runtime.session.line.run_sync(tx, body)
+        except (StorageRefusedError, SessionPoisonedError):
+            phase.storage_refused = True
+            raise
         finally:
             phase.landed()
 

@@ -5,23 +5,30 @@ the old and the new node alone. Nothing here reads the storage or scans live tas
 costs the same whether 10 or 1,000,000 tasks are live.
 
 ==================  ==================================================================
-ready               by kind, a ring of kinds, in each a ring of top-level conversations
+ready               tasks to reserve, by kind and top-level conversation
 abort_ready         marked tasks with nothing live below, whose handler may run
-marks               owners whose children are to be marked; to_mark: those children, one by one
-join_marks          waiters whose join is decided: the others of it are to be marked
+marks               owners with the intent to cancel, whose children are to be marked
+to_mark             single tasks to mark, with the reason
+news                new tasks while some owner has the intent: are they below one?
+joins               waiters whose join is decided: the others of it are to be marked
 ends                completing tasks with nothing live below
-wakes               waiting tasks whose condition is there
+wakes               waiting tasks whose condition may be there
 timers              a heap of (moment, task); entries that no longer count are skipped
 waiters             who waits for a task to end
+active              tasks that are running or charged: what a close has to write
 ==================  ==================================================================
+
+A queue may hold an id twice, or one that no longer counts. Whoever takes an id looks at the node
+and drops what has become void; a void id never hides another one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
+from pidurable.tasks._ready import Ready
 from pidurable.tasks._tree import (
     COMPLETING,
     PENDING,
@@ -30,39 +37,8 @@ from pidurable.tasks._tree import (
     WAITING,
     AnyNode,
     Node,
-    Scope,
     View,
 )
-
-
-class ReadyQueue:
-    """Ready tasks of one kind: conversations take turns, within one first ready first."""
-
-    __slots__ = ("_rings", "size")
-
-    def __init__(self) -> None:
-        self._rings: OrderedDict[int, deque[int]] = OrderedDict()
-        self.size = 0
-
-    def push(self, top: int, task: int) -> None:
-        self._rings.setdefault(top, deque()).append(task)
-        self.size += 1
-
-    def push_front(self, top: int, task: int) -> None:
-        self._rings.setdefault(top, deque()).appendleft(task)
-        self._rings.move_to_end(top, last=False)
-        self.size += 1
-
-    def pop(self) -> tuple[int, int]:
-        """The next (top conversation, task); the conversation goes to the end of the ring."""
-        top, tasks = next(iter(self._rings.items()))
-        task = tasks.popleft()
-        self.size -= 1
-        if tasks:
-            self._rings.move_to_end(top)
-        else:
-            del self._rings[top]
-        return top, task
 
 
 class Index:
@@ -74,26 +50,31 @@ class Index:
         *,
         top_of: Callable[[int], int],
         unread: Callable[[int], int],
-        ended_status: Callable[[int], str | None],
+        now_us: Callable[[], int],
     ) -> None:
         self.published = published
         self.children: dict[int, dict[int, None]] = {}
-        self.ready: dict[str, ReadyQueue] = {}
-        self.ring: OrderedDict[str, None] = OrderedDict()
+        self.ready = Ready()
         self.abort_ready: deque[int] = deque()
         self.marks: deque[int] = deque()
         self.to_mark: deque[tuple[int, str]] = deque()
-        self.join_marks: deque[int] = deque()
+        self.news: deque[int] = deque()
+        self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
-        self.wakes: deque[tuple[int, str]] = deque()
+        self.wakes: deque[int] = deque()
         self.timers: list[tuple[int, int]] = []
         self.waiters: dict[int, dict[int, None]] = {}
         self.open_joins: dict[int, int] = {}
+        self.deciders: dict[int, int] = {}
+        """By waiter: the task whose outcome decided its join first."""
         self.blocked: dict[str, set[int]] = {}
+        self.active: set[int] = set()
         self.intents = 0
         self.intents_version = 0
         self.running: set[int] = set()
         """Tasks with an invocation in memory."""
+        self.expanded: set[int] = set()
+        """Owners whose children a pass has marked in the commit that marked themselves."""
         self.idle_scopes: list[int] = []
         """Conversations that became idle since the runtime last looked."""
         self.ended: list[int] = []
@@ -107,12 +88,12 @@ class Index:
         """Ownerless conversations with ordinary live work below."""
         self._top_of = top_of
         self._unread = unread
-        self._ended_status = ended_status
+        self._now_us = now_us
 
     # --- adoption ------------------------------------------------------------------------
 
-    def adopt(self, nodes: Iterable[AnyNode]) -> None:
-        """Publish the nodes of one commit."""
+    def adopt(self, nodes: Iterable[AnyNode], *, opening: bool = False) -> None:
+        """Publish the nodes of one commit (or, when opening, of everything that is live)."""
         changed: list[tuple[AnyNode | None, AnyNode]] = []
         published = self.published.nodes
         for new in nodes:
@@ -125,11 +106,11 @@ class Index:
             self._adopt_children(old, new)
             if isinstance(new, Node):
                 assert old is None or isinstance(old, Node)
-                self._adopt_task(old, new)
+                self._adopt_task(old, new, opening)
             else:
                 self._adopt_scope(old, new)
         for _, new in changed:
-            if not new.contributes_all() and not new.live and not new.contributes():
+            if not new.live and not new.contributes_all() and not new.contributes():
                 published.pop(new.id, None)
 
     def _adopt_children(self, old: AnyNode | None, new: AnyNode) -> None:
@@ -152,7 +133,7 @@ class Index:
         if new.above is None:
             self.busy_roots += int(new.below > 0) - int(was)
 
-    def _adopt_task(self, old: Node | None, new: Node) -> None:
+    def _adopt_task(self, old: Node | None, new: Node, opening: bool) -> None:
         was_live = old is not None and old.live
         self.live += int(new.live) - int(was_live)
         self._adopt_intent(old, new)
@@ -160,10 +141,16 @@ class Index:
         changed = old is None or old.status is not status
         if old is not None and old.status is WAITING and changed:
             self._leave_wait(old)
+        self._adopt_blocked(old, new)
+        if status is RUNNING or (new.live and new.recoveries):
+            self.active.add(new.id)
+        else:
+            self.active.discard(new.id)
+        if old is None and new.live and new.deadline_us is not None and not new.marked:
+            heapq.heappush(self.timers, (new.deadline_us, new.id))
         if status is TERMINAL:
             if was_live:
                 self.ended.append(new.id)
-                self._leave_blocked(old)
                 self._tell_waiters(new)
         elif status is COMPLETING:
             if changed:
@@ -171,27 +158,20 @@ class Index:
             if not new.below:
                 self.ends.append(new.id)
         else:
-            self._adopt_live(old, new, changed)
+            self._adopt_undecided(old, new, changed=changed)
+        if old is None and new.live and self.intents and not opening and not new.marked:
+            # It may have been stored below an owner with the intent to cancel.
+            self.news.append(new.id)
         if old is None or old.below != new.below or changed:
             self.released.append(new.id)
 
-    def _adopt_live(self, old: Node | None, new: Node, changed: bool) -> None:
-        if old is None and new.deadline_us is not None:
-            heapq.heappush(self.timers, (new.deadline_us, new.id))
-        if old is None or old.blocked != new.blocked:
-            self._leave_blocked(old)
-            if new.blocked is not None:
-                self.blocked.setdefault(new.kind, set()).add(new.id)
+    def _adopt_undecided(self, old: Node | None, new: Node, *, changed: bool) -> None:
         if new.marked:
-            self.abort_candidate(new)
             if new.id in self.running and (old is None or not old.marked):
                 self.marked_running.append(new.id)
-            return
-        if self.intents and old is None:
-            # Work that was stored below an owner with the intent to cancel: it is marked too.
-            self.marks.append(new.above or 0)
-        if new.status is PENDING:
-            if new.blocked is None and (changed or (old is not None and old.blocked is not None)):
+            self.abort_candidate(new)
+        elif new.status is PENDING:
+            if changed or (old is not None and old.blocked is not None):
                 self.push_ready(new)
         elif new.status is WAITING and changed:
             self._enter_wait(new)
@@ -202,35 +182,57 @@ class Index:
         self.intents += int(now) - int(was)
         if now and not was:
             self.intents_version += 1
-            self.marks.append(new.id)
+            if new.id in self.expanded:
+                self.expanded.discard(new.id)
+            else:
+                self.marks.append(new.id)
 
-    def _leave_blocked(self, old: Node | None) -> None:
-        if old is not None and old.blocked is not None:
-            tasks = self.blocked.get(old.kind)
-            if tasks is not None:
-                tasks.discard(old.id)
-                if not tasks:
-                    del self.blocked[old.kind]
+    def _adopt_blocked(self, old: Node | None, new: Node) -> None:
+        was = None if old is None else old.blocked
+        if was == new.blocked:
+            return
+        if was is not None:
+            tasks = self.blocked[new.kind]
+            tasks.discard(new.id)
+            if not tasks:
+                del self.blocked[new.kind]
+        if new.blocked is not None:
+            self.blocked.setdefault(new.kind, set()).add(new.id)
 
     # --- ready and abort -----------------------------------------------------------------
 
     def push_ready(self, node: Node) -> None:
-        queue = self.ready.get(node.kind)
-        if queue is None:
-            queue = self.ready[node.kind] = ReadyQueue()
-        queue.push(self._top_of(node.conversation), node.id)
-        self.ring[node.kind] = None
+        """Queue a task that may be reserved; one that retries later, when its moment is there."""
+        if node.blocked is not None:
+            return
+        if node.ready_us > self._now_us():
+            heapq.heappush(self.timers, (node.ready_us, node.id))
+        else:
+            self.ready.push(node.kind, self._top_of(node.conversation), node.id)
 
     def abort_candidate(self, node: Node) -> None:
-        """Queue a marked task if its abort handler may run now."""
-        if (
+        """Queue a marked task if its abort handler may run now.
+
+        A mark lifts what blocks a task, so one that is marked and blocked was blocked while it was
+        being aborted; it stays so until somebody looks at it.
+        """
+        if not self.may_abort(node):
+            return
+        if node.status is PENDING and node.ready_us > self._now_us():
+            heapq.heappush(self.timers, (node.ready_us, node.id))
+        else:
+            self.abort_ready.append(node.id)
+
+    def may_abort(self, node: Node) -> bool:
+        """Whether nothing but its own retry keeps the abort handler of a task from running."""
+        return (
             node.marked
             and not node.below
+            and node.blocked is None
             and node.id not in self.running
             and node.status is not COMPLETING
             and node.status is not TERMINAL
-        ):
-            self.abort_ready.append(node.id)
+        )
 
     # --- waits ---------------------------------------------------------------------------
 
@@ -239,33 +241,22 @@ class Index:
         assert wait is not None
         if wait.on is not None:
             still_open = 0
-            decided = False
             for id in wait.on:
                 awaited = self.published.nodes.get(id)
                 if isinstance(awaited, Node) and awaited.live:
                     still_open += 1
                     self.waiters.setdefault(id, {})[node.id] = None
-                    held = awaited.outcome_status
-                else:
-                    held = (
-                        awaited.outcome_status
-                        if isinstance(awaited, Node)
-                        else self._ended_status(id)
-                        if wait.policy != "all_settled"
-                        else None
-                    )
-                decided = decided or decides(wait.policy, held)
             self.open_joins[node.id] = still_open
-            if not still_open:
-                self.wakes.append((node.id, "tasks"))
-            elif decided:
-                self.join_marks.append(node.id)
-        if wait.signals and self._unread(node.id):
-            self.wakes.append((node.id, "signal"))
+            if still_open and wait.policy != "all_settled":
+                # Some may have ended, or hold their outcome, already; the pass reads which.
+                self.joins.append(node.id)
         if wait.deadline_us is not None:
             heapq.heappush(self.timers, (wait.deadline_us, node.id))
+        if self.due(node, self._now_us()) is not None:
+            self.wakes.append(node.id)
 
     def _leave_wait(self, old: Node) -> None:
+        self.deciders.pop(old.id, None)
         if self.open_joins.pop(old.id, None) is None or old.wait is None:
             return
         for id in old.wait.on or ():
@@ -283,39 +274,54 @@ class Index:
         ended = node.status is TERMINAL
         if ended:
             del self.waiters[node.id]
-        for waiter in list(names):
+        for waiter in names:
             waiting = self.published.task(waiter)
             if waiting is None or waiting.wait is None or waiter not in self.open_joins:
                 continue
             if ended:
                 self.open_joins[waiter] -= 1
                 if not self.open_joins[waiter]:
-                    self.wakes.append((waiter, "tasks"))
-            if decides(waiting.wait.policy, node.outcome_status):
-                self.join_marks.append(waiter)
+                    self.wakes.append(waiter)
+            if decides(waiting.wait.policy, node.outcome_status) and waiter not in self.deciders:
+                self.deciders[waiter] = node.id
+                self.joins.append(waiter)
+
+    def due(self, node: Node, now_us: int) -> str | None:
+        """What wakes a waiting task now: tasks before signals before the deadline, or None."""
+        wait = node.wait
+        if node.status is not WAITING or wait is None:
+            return None
+        if wait.on is not None and not self.open_joins.get(node.id):
+            return "tasks"
+        if wait.signals and self._unread(node.id) > 0:
+            return "signal"
+        if wait.deadline_us is not None and wait.deadline_us <= now_us:
+            return "deadline"
+        return None
 
     def due_timers(self, now_us: int) -> None:
         """Move what is due from the heap to the queues."""
         while self.timers and self.timers[0][0] <= now_us:
-            _, id = heapq.heappop(self.timers)
+            moment, id = heapq.heappop(self.timers)
             node = self.published.task(id)
             if node is None or not node.live:
                 continue
-            wait = node.wait
-            if (
-                node.status is WAITING
-                and wait is not None
-                and wait.deadline_us is not None
-                and wait.deadline_us <= now_us
-            ):
-                self.wakes.append((id, "deadline"))
             if node.deadline_us is not None and node.deadline_us <= now_us and not node.marked:
-                self.wakes.append((id, "task_deadline"))
+                self.to_mark.append((id, "deadline"))
+            if node.status is WAITING and not node.marked:
+                if node.wait is not None and node.wait.deadline_us == moment:
+                    self.wakes.append(id)
+            elif node.status is PENDING and node.ready_us == moment:
+                if node.marked:
+                    self.abort_candidate(node)
+                else:
+                    self.push_ready(node)
 
     def signalled(self, task: int) -> None:
+        """A signal was stored for a task."""
         node = self.published.task(task)
         if node is not None and node.status is WAITING and node.wait and node.wait.signals:
-            self.wakes.append((task, "signal"))
+            self.wakes.append(task)
 
     # --- what a pass has to do -----------------------------------------------------------
 
@@ -324,7 +330,8 @@ class Index:
         return bool(
             self.marks
             or self.to_mark
-            or self.join_marks
+            or self.news
+            or self.joins
             or self.ends
             or self.wakes
             or self.abort_ready
@@ -338,4 +345,4 @@ def decides(policy: str, outcome_status: str | None) -> bool:
     return (outcome_status == "completed") == (policy == "first_success")
 
 
-__all__ = ["RUNNING", "Index", "ReadyQueue", "Scope", "decides"]
+__all__ = ["Index", "decides"]

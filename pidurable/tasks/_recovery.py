@@ -1,7 +1,8 @@
 """Recovery: what opening makes of the live tasks that a process left behind.
 
 Every surviving `running` task becomes pending from its checkpoint, charged with one recovery (a
-clean close has made them pending already, uncharged). Waits, held outcomes, marks and joins are
+clean close has made them pending already, uncharged). Tasks that were blocked for want of code are
+looked at again, because the code of this process is new. Waits, held outcomes, marks and joins are
 read and evaluated anew: the cascade, the ends and the wakings that a dead process had not written
 follow in the scheduler's next commits. It costs O(live work and the ended owners above it), never
 O(history), and runs no code of any task.
@@ -12,8 +13,8 @@ from __future__ import annotations
 from pidurable.records import _codec, _json
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op
-from pidurable.tasks._runtime import Runtime
-from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, Node, View
+from pidurable.tasks._runtime import CODE_BLOCKS, Runtime
+from pidurable.tasks._tree import PENDING, RUNNING, WAITING, Node, View
 
 _PAGE = 10_000
 
@@ -28,12 +29,17 @@ async def recover(runtime: Runtime) -> int:
     nodes = await session.blocking.run(_read, runtime)
     interrupted = 0
     changed: list[Node] = []
+    now = session.clock.now_us()
+    snapshot = runtime.snapshot()
     for node in nodes:
         if node.status is RUNNING:
             node.status = PENDING
             node.recoveries += 1
-            node.ready_us = session.clock.now_us()
+            node.ready_us = now
             interrupted += 1
+            changed.append(node)
+        elif node.blocked in CODE_BLOCKS and snapshot.definition(node.kind) is not None:
+            node.blocked = None
             changed.append(node)
     if changed:
 
@@ -41,13 +47,15 @@ async def recover(runtime: Runtime) -> int:
             tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed]
 
         await session.run(session.transaction(), body)
+    # First ready first, also over a restart.
+    nodes.sort(key=lambda node: (node.ready_us, node.id))
     view = View(runtime.published, runtime.load)
     view.nodes.update((node.id, node) for node in nodes)
     for node in nodes:
         view.spread(node, was=False, was_all=False)
     for task_id, unread in session.storage.live_signals():
         runtime.set_unread(task_id, unread)
-    runtime.index.adopt(list(view.nodes.values()))
+    runtime.index.adopt(list(view.nodes.values()), opening=True)
     runtime.after_adoption()
     return interrupted
 
@@ -71,4 +79,4 @@ def _read(runtime: Runtime) -> list[Node]:
         after = page[-1].id
 
 
-__all__ = ["COMPLETING", "recover"]
+__all__ = ["recover"]

@@ -16,6 +16,7 @@ The line decides between a mark, a fault and an outcome: whoever's body comes fi
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ import attrs
 import trio
 
 from pidurable.errors import (
-    CommitBodyTimeoutError,
     NotJsonError,
     SessionClosedError,
     SessionPoisonedError,
@@ -33,8 +33,9 @@ from pidurable.records import _json
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
-from pidurable.tasks._errors import error_info, leaves
-from pidurable.tasks._tree import PENDING, RUNNING, WAITING
+from pidurable.tasks._errors import leaves
+from pidurable.tasks._faults import write, write_fault
+from pidurable.tasks._tree import PENDING, RUNNING, Node
 
 if TYPE_CHECKING:
     from pidurable.tasks._runtime import Runtime
@@ -61,6 +62,8 @@ class Phase:
     reached: tuple[str, str] | None = None
     """The checkpoint that a published `goto` of this phase leads to."""
     sealed: bool = False
+    storage_refused: bool = False
+    """Whether a commit of this phase met trouble of the storage, which is never its fault."""
     in_flight: int = 0
     _idle: trio.Event | None = None
 
@@ -71,7 +74,7 @@ class Phase:
             self._idle.set()
 
     async def quiet(self) -> None:
-        """Wait until no commit is queued or in flight, and refuse new ones."""
+        """Refuse new commits, and wait until none is queued or in flight: those still count."""
         self.sealed = True
         with trio.CancelScope(shield=True):
             while self.in_flight:
@@ -91,8 +94,23 @@ class Invocation:
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     started_at: float = 0.0
     stopping_since: float | None = None
+    again: bool = False
+    """The storage refused: the task stays at its checkpoint, and its turn comes again."""
+    trio_task: trio.lowlevel.Task | None = None
+
+    def stack(self) -> str:
+        """Where the handler is, for a report."""
+        if self.trio_task is None:
+            return "  (not started)"
+        frames = traceback.StackSummary.extract(self.trio_task.iter_await_frames())
+        return "".join(frames.format()).rstrip()
+
+    def runs(self, node: Node | None) -> bool:
+        """Whether a node, of any view, says that this very invocation is running."""
+        return node is not None and node.status is RUNNING and node.invocations == self.number
 
     def cancel(self) -> None:
+        """Cancel the handler; whoever cancels first starts the clock of the reports."""
         if self.stopping_since is None:
             self.stopping_since = trio.current_time()
         self.scope.cancel()
@@ -183,74 +201,79 @@ def _decode(phase: Phase) -> Any:
 
 async def _call(
     runtime: Runtime, invocation: Invocation, phase: Phase, at: Any, input: Any
-) -> BaseException | None:
+) -> BaseException | ErrorInfo | None:
     """Run one handler; return what left it, if anything did.
 
     Cancellation is returned too: the step that follows knows why it came.
     """
     ctx: TaskContext[Any, Any, Any] = TaskContext(runtime, phase, input)
     handler: Callable[[Any, Any], Awaitable[None]]
+    limit = trio.CancelScope()
+    timeout = phase.info.abort_timeout
     if invocation.aborting:
         handler = phase.definition.abort
+        if timeout is not None:
+            limit.deadline = invocation.started_at + timeout
     else:
         handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
-    try:
-        await trio.lowlevel.disable_ki_protection(handler)(at, ctx)
-    except (KeyboardInterrupt, SystemExit):
-        # Not the task's fault: the host is to close.
-        raise
-    except BaseException as error:
-        fatal = [e for e in leaves(error) if isinstance(e, KeyboardInterrupt | SystemExit)]
-        if fatal:
-            raise fatal[0] from error
-        return error
-    return None
+    error: BaseException | None = None
+    with limit:
+        try:
+            await trio.lowlevel.disable_ki_protection(handler)(at, ctx)
+        except (KeyboardInterrupt, SystemExit):
+            # Not the task's fault: the host is to close.
+            raise
+        except BaseException as caught:
+            fatal = [e for e in leaves(caught) if isinstance(e, KeyboardInterrupt | SystemExit)]
+            if fatal:
+                raise fatal[0] from caught
+            error = caught
+    if limit.cancel_called:
+        # Whatever the handler did about it: it was to be over by now.
+        message = f"the abort handler took longer than {timeout:g} s"
+        return ErrorInfo(type="abort_timeout", message=message)
+    return error
 
 
 async def _step(
-    runtime: Runtime, invocation: Invocation, phase: Phase, error: BaseException | None
+    runtime: Runtime, invocation: Invocation, phase: Phase, error: BaseException | ErrorInfo | None
 ) -> Phase | None:
     """Decide what follows a phase. See the module docstring for the order."""
     node = runtime.published.task(phase.task_id)
-    if node is None or node.status is not RUNNING or node.invocations != phase.number:
+    if node is None or not invocation.runs(node):
         return None
     if runtime.closing or runtime.session.line.poison is not None:
         return None
     if not invocation.aborting and (node.marked or runtime.below_intent(node)):
         return None
-    if error is not None:
+    if isinstance(error, BaseException):
         if _is_storage_trouble(error):
-            runtime.resume_later(phase.task_id)
+            invocation.again = True
             return None
         if all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
             # Cancelled and neither marked nor closing: the host is being torn down.
             return None
-        await _fault(runtime, invocation, phase, error)
+    committed = phase.reached
+    if error is None and committed in (None, (phase.tag, phase.checkpoint)):
+        if phase.storage_refused:
+            invocation.again = True
+            return None
+        error = _no_progress(phase)
+    if error is not None:
+        await write_fault(runtime, invocation, phase, error)
         return None
     if not runtime.session.confirmed():
         # A holder that cannot show a sign of life starts nothing; another may hold the session.
-        runtime.resume_later(phase.task_id)
-        return None
-    committed = phase.reached
-    if committed is None or committed == (phase.tag, phase.checkpoint):
-        remedy = "end each phase with goto, wait, complete or fail"
-        await _fault(
-            runtime,
-            invocation,
-            phase,
-            ErrorInfo(
-                type="no_progress",
-                message=f"phase {phase.tag!r} returned without durable progress; {remedy}",
-            ),
-        )
+        invocation.again = True
         return None
     snapshot = runtime.snapshot()
     replacement = snapshot.definition(phase.info.name)
     if replacement is not None and replacement is not phase.definition:
         if runtime.can_take(replacement, node):
-            await _hand_over(runtime, phase)
+            await _hand_over(runtime, invocation, phase)
             return None
         runtime.report(phase.task_id, f"the new {phase.info.name} cannot take this task over")
+    assert committed is not None
     tag, text = committed
     return Phase(
         task_id=phase.task_id,
@@ -267,78 +290,62 @@ async def _step(
     )
 
 
+def _no_progress(phase: Phase) -> ErrorInfo:
+    what, ways = f"phase {phase.tag!r}", "goto, wait, complete or fail"
+    if phase.aborting:
+        what, ways = "the abort handler", "goto, complete, fail or end_aborted"
+    message = f"{what} of {phase.info.name} returned without durable progress; end it with {ways}"
+    return ErrorInfo(type="no_progress", message=message)
+
+
 def _is_storage_trouble(error: BaseException) -> bool:
-    """A refused or uncertain commit is never the task's fault."""
+    """A refused or uncertain commit is never the task's fault, also not as the cause of others."""
     kinds = (StorageRefusedError, SessionPoisonedError, SessionClosedError)
-    return all(isinstance(leaf, kinds) for leaf in leaves(error))
 
+    def caused(leaf: BaseException | None) -> bool:
+        seen: set[int] = set()
+        while leaf is not None and id(leaf) not in seen:
+            if isinstance(leaf, kinds):
+                return True
+            seen.add(id(leaf))
+            leaf = leaf.__cause__
+        return False
 
-async def _fault(
-    runtime: Runtime,
-    invocation: Invocation,
-    phase: Phase,
-    error: BaseException | ErrorInfo,
-) -> None:
-    """Write the fault, unless a mark came first in line: then the abort handler runs."""
-    info = error if isinstance(error, ErrorInfo) else error_info(error, with_traceback=True)
-
-    def body(tx: TreeTransaction) -> None:
-        node = tx.view.task(phase.task_id)
-        if node is None or node.status is not RUNNING or node.invocations != phase.number:
-            return
-        if node.marked and not invocation.aborting:
-            return
-        tx.settle(tx.view.edit_task(phase.task_id), OutcomeRecord(status="faulted", error=info))
-        runtime.on_settled_by_scheduler(tx, node, "faulted", info)
-
-    runtime.report(phase.task_id, f"faulted: {info.type}: {info.message}")
-    await _write(runtime, phase.task_id, body)
+    return all(caused(leaf) for leaf in leaves(error))
 
 
 async def _block(runtime: Runtime, invocation: Invocation, why: str) -> None:
-    """Take a task that its definition cannot read off every path, with the reason stored."""
+    """Take a task that its definition cannot read off every path, with the reason stored.
+
+    An abort that finds it so is over: no code can take the task.
+    """
 
     def body(tx: TreeTransaction) -> None:
-        found = tx.view.task(invocation.task_id)
-        if found is None or found.status is not RUNNING:
+        if runtime.closing or not invocation.runs(tx.view.task(invocation.task_id)):
             return
         node = tx.view.edit_task(invocation.task_id)
-        if node.marked:
+        if invocation.aborting:
             tx.settle(node, OutcomeRecord(status="orphaned", reason="checkpoint_unreadable"))
             runtime.on_settled_by_scheduler(tx, node, "orphaned", None)
             return
         node.status = PENDING
-        node.blocked = "checkpoint_unreadable"
+        # A mark that came first lifts the reason: the abort looks for itself.
+        node.blocked = None if node.marked else "checkpoint_unreadable"
         tx.put_state(node)
 
-    runtime.report(invocation.task_id, f"blocked, checkpoint_unreadable: {why}")
-    await _write(runtime, invocation.task_id, body)
+    runtime.report(invocation.task_id, f"checkpoint_unreadable: {why}")
+    await write(runtime, invocation, body)
 
 
-async def _hand_over(runtime: Runtime, phase: Phase) -> None:
+async def _hand_over(runtime: Runtime, invocation: Invocation, phase: Phase) -> None:
     """Back to pending with everything it has; the new code reserves and decodes it."""
 
     def body(tx: TreeTransaction) -> None:
-        found = tx.view.task(phase.task_id)
-        if found is None or found.status is not RUNNING:
+        if runtime.closing or not invocation.runs(tx.view.task(phase.task_id)):
             return
         node = tx.view.edit_task(phase.task_id)
         node.status = PENDING
         node.ready_us = tx.now_us()
         tx.put_state(node)
 
-    await _write(runtime, phase.task_id, body)
-
-
-async def _write(runtime: Runtime, task_id: int, body: Callable[[TreeTransaction], None]) -> None:
-    """Commit for the scheduler itself. Trouble of the storage leaves the task at its checkpoint."""
-    try:
-        with trio.CancelScope(shield=True):
-            await runtime.commit(body)
-    except StorageRefusedError:
-        runtime.resume_later(task_id)
-    except (SessionPoisonedError, SessionClosedError, CommitBodyTimeoutError):
-        return
-
-
-__all__ = ["PENDING", "RUNNING", "WAITING", "Invocation", "Phase", "run_invocation"]
+    await write(runtime, invocation, body)

@@ -7,9 +7,7 @@ the open batch; starting, waking and deciding read `published`. Invocations run 
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -18,22 +16,16 @@ import trio
 
 from pidurable.errors import (
     InternalError,
-    NoResultError,
     PidurableError,
-    SessionClosedError,
     SessionPoisonedError,
-    UnknownTaskError,
-    WaitCycleError,
-    WaitTimeoutError,
 )
-from pidurable.records import _codec, _json
 from pidurable.records._codec import Codec
-from pidurable.records._ids import TaskId
 from pidurable.records._limits import STOP_REPORT_SECONDS
-from pidurable.records._tasks import ErrorInfo, Outcome, OutcomeRecord, Status
+from pidurable.records._tasks import ErrorInfo, Outcome
 from pidurable.session._seams import logger
 from pidurable.session._session import Session
 from pidurable.storage import Op
+from pidurable.tasks._cycles import Cycles
 from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._index import Index
 from pidurable.tasks._run import Invocation, run_invocation
@@ -48,11 +40,17 @@ from pidurable.tasks._tree import (
     Scope,
     View,
 )
+from pidurable.tasks._waits import Waits
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _FRESH_CACHED = 2_000
+
+CODE_BLOCKS = frozenset(
+    {"missing_definition", "definition_too_old", "migration_failed", "checkpoint_unreadable"}
+)
+"""Reasons that new code may lift."""
 
 
 class Definitions(Protocol):
@@ -95,10 +93,11 @@ class Runtime:
             self.published,
             top_of=self._top_of,
             unread=self.unread,
-            ended_status=self._ended_status,
+            now_us=session.clock.now_us,
         )
+        self.cycles = Cycles(self.index)
+        self.waits = Waits(self)
         self.invocations: dict[int, Invocation] = {}
-        self.resumable: deque[int] = deque()
         self.fresh: dict[int, tuple[str, str, str]] = {}
         self.attachments: dict[int, set[str]] = {}
         """What a task created by this process has: memos, signals, documents. Absent: unknown."""
@@ -108,13 +107,11 @@ class Runtime:
         self.scheduler = Scheduler(self)
         self._signals: dict[int, int] = {}
         self._tops: dict[int, int] = {}
-        self._waiting_hosts: dict[int, list[trio.Event]] = {}
-        self._memory_waits: dict[int, dict[int, int]] = {}
-        self._idle_events: dict[int, list[trio.Event]] = {}
         self._nursery: trio.Nursery | None = None
         self._fatal: BaseException | None = None
         self.on_fatal: Callable[[], None] | None = None
-        self._blocked_codes = {"missing_definition", "definition_too_old", "migration_failed"}
+        self._looked_at: Definitions = snapshot()
+        """The definitions when blocked tasks were last looked at."""
         session.owner_conversation = self._conversation_of_task
         session.participants.insert(0, self)
 
@@ -178,25 +175,42 @@ class Runtime:
         self._tops[conversation] = top
         return top
 
-    def _ended_status(self, id: int) -> str | None:
+    def ended_status(self, id: int) -> str | None:
+        """How a task that is not in memory ended."""
         row = self.session.storage.task(id)
         return None if row is None else row.outcome_status
 
-    def below_intent(self, node: Node) -> bool:
-        """Whether a published task is below a live owner with the intent to cancel."""
+    def below_intent(self, node: AnyNode) -> bool:
+        """Whether a published node is below a live owner with the intent to cancel.
+
+        Owners never change and an intent is never taken back, so a walk that found none holds for
+        everything it passed until there is a newer intent.
+        """
         if not self.index.intents:
             return False
         version = self.index.intents_version
         if node.clean_at == version:
             return False
-        if any(owner.intent for owner in self.published.owners(node)):
-            return True
-        node.clean_at = version
+        passed = [node]
+        for owner in self.published.owners(node):
+            if owner.intent:
+                return True
+            if owner.clean_at == version:
+                break
+            passed.append(owner)
+        for each in passed:
+            each.clean_at = version
         return False
 
     def under_intent(self, view: View, node: AnyNode) -> bool:
         """The same in a view of the line, which may know of newer intents."""
-        return any(owner.intent for owner in view.owners(node))
+        lower: View | None = view
+        while lower is not None and lower is not self.published:
+            if lower.intents:
+                return any(owner.intent for owner in view.owners(node))
+            lower = lower.lower
+        published = self.published.find(node.id)
+        return self.below_intent(node if published is None else published)
 
     # --- definitions ---------------------------------------------------------------------
 
@@ -218,10 +232,22 @@ class Runtime:
             return "crash_loop"
         return None
 
+    def registry_changed(self, codec: Codec) -> None:
+        """A registry has published a snapshot; its subscribers are told synchronously."""
+        self.session.codec = codec
+        if self._nursery is not None and not self.closing:
+            self._nursery.start_soon(self._guard, self.definitions_changed)
+
     async def definitions_changed(self) -> None:
-        """A registry has published: look again at what is blocked for want of a definition."""
-        snapshot = self.snapshot()
-        kinds = [k for k in self.index.blocked if snapshot.definition(k) is not None]
+        """A registry has published: look again at what is blocked, where the definition is new."""
+        before, now = self._looked_at, self.snapshot()
+        self._looked_at = now
+        kinds = [
+            kind
+            for kind in self.index.blocked
+            if (definition := now.definition(kind)) is not None
+            and definition is not before.definition(kind)
+        ]
         if not kinds:
             self.scheduler.kick()
             return
@@ -230,17 +256,18 @@ class Runtime:
             for kind in kinds:
                 for id in sorted(self.index.blocked.get(kind, ())):
                     found = tx.view.task(id)
-                    if found is None or found.blocked not in (
-                        *self._blocked_codes,
-                        "checkpoint_unreadable",
-                    ):
-                        continue
-                    node = tx.view.edit_task(id)
-                    node.blocked = None
-                    node.ready_us = tx.now_us()
-                    tx.put_state(node)
+                    if found is not None and found.blocked not in (None, "interrupted"):
+                        tx.unblock(tx.view.edit_task(id))
 
         await self.commit(body)
+
+    async def retry_task(self, task_id: int) -> None:
+        """Let a blocked task run again, with its crashes forgiven. Others are left alone.
+
+        Raises:
+            UnknownTaskError: No such task.
+        """
+        await self.commit(lambda tx: tx.retry_task(task_id))
 
     # --- participant ---------------------------------------------------------------------
 
@@ -250,13 +277,17 @@ class Runtime:
     def joined(self, tx: Any) -> None:
         if isinstance(tx, TreeTransaction) and tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
+            self.staged.intents = self.staged.intents or tx.view.intents
+            self.cycles.stage(tx.view.nodes.values())
 
     def reverted(self) -> None:
         self.staged.nodes.clear()
+        self.staged.intents = False
+        self.cycles.unstage()
 
     def committed(self, tx: Any) -> None:
         if self.staged.nodes:
-            self.staged.nodes.clear()
+            self.reverted()
         if not isinstance(tx, TreeTransaction):
             return
         phase = tx.phase
@@ -270,11 +301,13 @@ class Runtime:
             if not self._signals[task_id]:
                 del self._signals[task_id]
             if change > 0:
-                self.attach(task_id, "signals")
                 self.index.signalled(task_id)
         if tx.fresh and len(self.fresh) < _FRESH_CACHED:
             self.fresh.update(tx.fresh)
-            self.attachments.update((id, set()) for id in tx.fresh)
+            for id in tx.fresh:
+                self.attachments.setdefault(id, set())
+        if tx.created_by_host:
+            self.start()
         if tx.view.nodes:
             self.index.adopt(tx.view.nodes.values())
             self.after_adoption()
@@ -286,7 +319,7 @@ class Runtime:
         for id in index.released:
             self.scheduler.account(id)
             node = self.published.task(id)
-            if node is not None and not node.below and node.marked:
+            if node is not None and node.marked:
                 index.abort_candidate(node)
         index.released.clear()
         for id in index.marked_running:
@@ -297,27 +330,22 @@ class Runtime:
         for id in index.ended:
             self._signals.pop(id, None)
             self.fresh.pop(id, None)
-            for event in self._waiting_hosts.pop(id, ()):
-                event.set()
+            self.waits.task_ended(id)
         index.ended.clear()
         for id in index.idle_scopes:
-            for event in self._idle_events.pop(id, ()):
-                event.set()
+            self.waits.conversation_idle(id)
         index.idle_scopes.clear()
         if not index.busy_roots:
-            for event in self._idle_events.pop(0, ()):
-                event.set()
+            self.waits.all_idle()
         self.scheduler.timers_changed()
         if self.scheduler.has_work():
             self.scheduler.kick()
 
     def poisoned(self, error: SessionPoisonedError) -> None:
-        self.staged.nodes.clear()
+        self.reverted()
         for invocation in self.invocations.values():
             invocation.cancel()
-        for events in (*self._waiting_hosts.values(), *self._idle_events.values()):
-            for event in events:
-                event.set()
+        self.waits.release()
 
     def refusing(self, refusing: bool) -> None:
         self.scheduler.refusing(refusing)
@@ -338,25 +366,39 @@ class Runtime:
     # --- invocations ---------------------------------------------------------------------
 
     def start_invocation(self, invocation: Invocation) -> None:
-        """Run an invocation whose reservation is durable."""
+        """Run an invocation whose reservation is durable.
+
+        A mark that became durable while the reservation was in the storage counts: no phase begins.
+        """
         assert self._nursery is not None
+        task_id = invocation.task_id
+        if not self._may_run(invocation):
+            self._free_slot(task_id, invocation.kind)
+            return
+        self.invocations[task_id] = invocation
+        self.index.running.add(task_id)
+        self._free_slot(task_id, invocation.kind)
+        invocation.started_at = trio.current_time()
+        self._nursery.start_soon(self._run, invocation, name=f"{invocation.kind} {task_id}")
+
+    def _may_run(self, invocation: Invocation) -> bool:
         node = self.published.task(invocation.task_id)
         if self.closing or node is None or node.status is not RUNNING:
-            return
-        self.invocations[invocation.task_id] = invocation
-        self.index.running.add(invocation.task_id)
-        self.scheduler.account(invocation.task_id)
-        invocation.started_at = trio.current_time()
-        if node.marked and not invocation.aborting:
-            # The mark became durable while the reservation was in the storage: no phase begins.
-            invocation.cancel()
-        self._nursery.start_soon(self._run, invocation, name=f"{node.kind} {node.id}")
+            return False
+        return invocation.aborting or not (node.marked or self.below_intent(node))
+
+    def _free_slot(self, task_id: int, kind: str) -> None:
+        """Account for the slot; one that was planned and is not held may be of use to others."""
+        self.scheduler.account(task_id)
+        self.index.ready.set_free(kind)
+        if self.scheduler.has_work():
+            self.scheduler.kick()
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, invocation: Invocation) -> None:
+        invocation.trio_task = trio.lowlevel.current_task()
         try:
-            node = self.published.task(invocation.task_id)
-            if invocation.aborting or (node is not None and not node.marked):
+            if self._may_run(invocation):
                 await run_invocation(self, invocation)
         except (KeyboardInterrupt, SystemExit) as fatal:
             self._stop_host(fatal)
@@ -383,20 +425,15 @@ class Runtime:
         if self.invocations.get(task_id) is invocation:
             del self.invocations[task_id]
             self.index.running.discard(task_id)
-        self.scheduler.account(task_id)
         node = self.published.task(task_id)
         if node is not None:
-            self.index.abort_candidate(node)
-            if node.status is RUNNING and not node.marked and self.index.intents:
-                self.resume_later(task_id)
-        if self.scheduler.has_work():
-            self.scheduler.kick()
-
-    def resume_later(self, task_id: int) -> None:
-        """The task stays at its checkpoint; it runs again once the storage accepts."""
-        if task_id not in self.resumable:
-            self.resumable.append(task_id)
-        self.scheduler.kick()
+            if node.marked:
+                self.index.abort_candidate(node)
+            elif node.status is RUNNING and invocation.again:
+                # The storage refused: the task stays at its checkpoint, uncharged, and its turn
+                # comes again. Nothing can be written about it now.
+                self.index.push_ready(node)
+        self._free_slot(task_id, invocation.kind)
 
     def on_settled_by_scheduler(
         self, tx: TreeTransaction, node: Node, status: str, error: ErrorInfo | None
@@ -406,6 +443,7 @@ class Runtime:
             settle(tx, node, status, error)
 
     def report(self, task_id: int, error: BaseException | str) -> None:
+        """Report something of a task that is worth a person's look, and ends nothing."""
         node = self.published.task(task_id)
         kind = node.kind if node is not None else "task"
         logger.warning("task %d (%s): %s", task_id, kind, error)
@@ -424,49 +462,13 @@ class Runtime:
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Outcome[Any]:
         """Wait until a task has ended. Leaving the wait changes nothing durable."""
-        node = self.published.task(task_id)
-        if node is not None and node.live:
-            if waiter is not None:
-                self.check_cycle(self.published, waiter, (task_id,))
-                held = self._memory_waits.setdefault(task_id, {})
-                held[waiter] = held.get(waiter, 0) + 1
-            event = trio.Event()
-            self._waiting_hosts.setdefault(task_id, []).append(event)
-            try:
-                with trio.move_on_after(float("inf") if timeout is None else timeout) as scope:
-                    await event.wait()
-            finally:
-                self._leave_memory_wait(task_id, waiter)
-                waiting = self._waiting_hosts.get(task_id)
-                if waiting is not None and event in waiting:
-                    waiting.remove(event)
-                    if not waiting:
-                        del self._waiting_hosts[task_id]
-            if scope.cancelled_caught and not event.is_set():
-                assert timeout is not None
-                raise WaitTimeoutError(f"the end of task {task_id}", timeout)
-            self.check_serving()
-        else:
-            await trio.lowlevel.checkpoint()
-        return self.outcome(task_id)
-
-    def _leave_memory_wait(self, task_id: int, waiter: int | None) -> None:
         if waiter is None:
-            return
-        held = self._memory_waits.get(task_id)
-        if held is not None:
-            held[waiter] -= 1
-            if not held[waiter]:
-                del held[waiter]
-            if not held:
-                del self._memory_waits[task_id]
+            self.start()
+        return await self.waits.for_task(task_id, waiter=waiter, timeout=timeout)
 
     def check_serving(self) -> None:
         """Raise if the session ended while somebody waited."""
-        if self.session.line.poison is not None:
-            raise copy.copy(self.session.line.poison)
-        if self.closing:
-            raise SessionClosedError(self.session.storage.store)
+        self.waits.check_serving()
 
     def outcome(self, task_id: int) -> Outcome[Any]:
         """The outcome of an ended task.
@@ -475,109 +477,20 @@ class Runtime:
             UnknownTaskError: No such task.
             NoResultError: It has not ended.
         """
-        node = self.published.task(task_id)
-        if node is not None and node.live:
-            raise NoResultError(task_id, f"is {node.status.word}")
-        if type(task_id) not in (int, TaskId) or not 0 < task_id < 2**63:
-            raise UnknownTaskError(repr(task_id))
-        text = self.session.storage.task_outcome(task_id)
-        row = self.session.storage.task(task_id)
-        if row is None:
-            raise UnknownTaskError(task_id)
-        if text is None:
-            raise NoResultError(task_id, f"is {Status(row.status).word}")
-        record: OutcomeRecord = _codec.decode_outcome(_json.loads_stored(text))
-        snapshot = self.snapshot()
-        definition = snapshot.definition(row.kind)
-        decode: Callable[[Any], Any] | None = None
-        if definition is not None:
-            info = definition_info(definition)
-
-            def read(value: Any) -> Any:
-                return snapshot.codec.decode(value, info.result_type, path=f"$<{info.name} result>")
-
-            decode = read
-        return Outcome(task_id=task_id, record=record, decode=decode)
+        return self.waits.outcome(task_id)
 
     def check_cycle(self, view: View, waiter: int, on: Sequence[int]) -> None:
-        """Refuse a wait that could never end, with the path in the message.
+        """Refuse a wait that could never end.
 
-        Backwards from the waiter: its owners wait for it, and so does whoever waits on it.
+        Raises:
+            WaitCycleError: With the whole path.
         """
-        targets = set(on)
-        came_from: dict[int, int] = {}
-        pending = deque([waiter])
-        seen = {waiter}
-        if waiter in targets:
-            raise WaitCycleError(self._path(view, [waiter, waiter]))
-        while pending:
-            current = pending.popleft()
-            for depends in self._dependants(view, current):
-                if depends in seen:
-                    continue
-                seen.add(depends)
-                came_from[depends] = current
-                if depends in targets:
-                    path = [waiter, depends]
-                    while path[-1] != waiter:
-                        path.append(came_from[path[-1]])
-                    raise WaitCycleError(self._path(view, path))
-                pending.append(depends)
-
-    def _dependants(self, view: View, id: int) -> list[int]:
-        """Live tasks that cannot go on before `id` has ended."""
-        found: list[int] = []
-        node = view.task(id)
-        if node is not None:
-            for owner in view.owners(node):
-                if isinstance(owner, Node) and owner.live:
-                    found.append(owner.id)
-                    break
-        parked = (*self.index.waiters.get(id, ()), *self._memory_waits.get(id, ()))
-        for waiter in parked:
-            waiting = view.task(waiter)
-            if waiting is None or not waiting.live:
-                continue
-            wait = waiting.wait
-            if wait is not None and (wait.deadline_us is not None or wait.signals):
-                continue
-            found.append(waiter)
-        for staged in self.staged.nodes.values():
-            if (
-                isinstance(staged, Node)
-                and staged.wait is not None
-                and id in (staged.wait.on or ())
-                and staged.wait.deadline_us is None
-                and not staged.wait.signals
-            ):
-                found.append(staged.id)
-        return found
-
-    @staticmethod
-    def _path(view: View, ids: list[int]) -> str:
-        parts: list[str] = []
-        for index, id in enumerate(ids):
-            node = view.task(id)
-            kind = f" {node.kind}" if node is not None and index < len(ids) - 1 else ""
-            parts.append(f"{id}{kind}")
-        return " -> ".join(parts)
+        self.cycles.check(view, waiter, on)
 
     async def wait_for_idle(self, conversation: int | None = None) -> None:
         """Wait until no ordinary live task is below a conversation (or below any ownerless one)."""
-        key = conversation or 0
-        while True:
-            if conversation is None:
-                busy = self.index.busy_roots > 0
-            else:
-                scope = self.published.find(conversation)
-                busy = scope is not None and scope.below > 0
-            if not busy:
-                await trio.lowlevel.checkpoint()
-                return
-            event = trio.Event()
-            self._idle_events.setdefault(key, []).append(event)
-            await event.wait()
-            self.check_serving()
+        self.start()
+        await self.waits.for_idle(conversation)
 
     # --- life ----------------------------------------------------------------------------
 
@@ -597,6 +510,7 @@ class Runtime:
     def begin_close(self) -> None:
         """Start nothing more and cancel what runs; joining it is the nursery's part."""
         self.closing = True
+        self.session.line.refuse_new()
         for invocation in self.invocations.values():
             invocation.cancel()
 
@@ -606,9 +520,8 @@ class Runtime:
         return self._fatal
 
     def release_waiters(self) -> None:
-        for events in (*self._waiting_hosts.values(), *self._idle_events.values()):
-            for event in events:
-                event.set()
+        """Nobody is left waiting for a session that has closed."""
+        self.waits.release()
 
     async def _guard(self, serve: Callable[[], Any]) -> None:
         try:
@@ -632,16 +545,22 @@ class Runtime:
                     continue
                 reported[id] = now
                 logger.warning(
-                    "task %d (%s) has been stopping for %.0f s", id, invocation.kind, now - since
+                    "task %d (%s) has been stopping for %.0f s, at:\n%s",
+                    id,
+                    invocation.kind,
+                    now - since,
+                    invocation.stack(),
                 )
 
     def closing_writes(self) -> list[tuple[Op, tuple[Any, ...]]]:
         """Rows of the closing commit: what ran is pending from its checkpoint, uncharged."""
         writes: list[tuple[Op, tuple[Any, ...]]] = []
-        for node in self.published.nodes.values():
-            if isinstance(node, Node) and node.live and (node.status is RUNNING or node.recoveries):
-                if node.status is RUNNING:
-                    node.status = PENDING
+        for id in sorted(self.index.active):
+            node = self.published.edit_task(id)
+            if node.status is RUNNING:
+                node.status = PENDING
                 node.recoveries = 0
-                writes.append((Op.TASK_STATE, node.state_row()))
+            elif node.blocked is None:
+                node.recoveries = 0
+            writes.append((Op.TASK_STATE, node.state_row()))
         return writes

@@ -1,9 +1,8 @@
-"""Transactions that also change tasks: creating, marking, and a task's own transitions.
+"""Transactions of a task: its own transitions, on top of what every transaction offers.
 
-A transaction edits an overlay of the tree, so that everything it decides stands on what the bodies
-before it staged, and nothing remains of it when it is refused. Two rules decide where an outcome
-leads: creations of a commit count before its ends, and a task whose ordinary owned work is live is
-stored as completing, else as terminal.
+Every transition is checked when it is called, and written when the body has ended: only then is it
+known what the commit created, which decides whether an outcome is held. Nothing can follow an
+outcome or a wait, in this commit or a later one.
 """
 
 from __future__ import annotations
@@ -16,359 +15,31 @@ from typing_extensions import TypeVar
 
 from pidurable.errors import (
     AbortRequestedError,
-    InternalError,
     InvalidArgumentError,
     InvocationEndedError,
     MemoTooLargeError,
-    OwnerEndedError,
-    SignalRefusedError,
-    TaskEndedError,
     TooManyMemosError,
-    UnknownDefinitionError,
     UnknownTaskError,
     show,
 )
 from pidurable.records import _codec, _json
 from pidurable.records._ids import TaskId
-from pidurable.records._limits import (
-    MEMO_BYTES_MAX,
-    MEMOS_MAX,
-    SIGNAL_BYTES_MAX,
-    SIGNALS_UNREAD_MAX,
-)
-from pidurable.records._tasks import (
-    ErrorInfo,
-    JoinPolicy,
-    OutcomeRecord,
-    OutcomeStatus,
-    Wait,
-)
-from pidurable.session._transaction import Transaction
-from pidurable.storage import Op, SignalRow, TaskRow
-from pidurable.tasks._definition import Task, definition_info
+from pidurable.records._limits import MEMO_BYTES_MAX, MEMOS_MAX
+from pidurable.records._tasks import ErrorInfo, JoinPolicy, OutcomeRecord, OutcomeStatus, Wait
+from pidurable.storage import Op
+from pidurable.tasks._definition import Task
 from pidurable.tasks._errors import error_info
-from pidurable.tasks._tree import (
-    COMPLETING,
-    PENDING,
-    RUNNING,
-    WAITING,
-    Node,
-    View,
-)
+from pidurable.tasks._tree import RUNNING, WAITING, Node
+from pidurable.tasks._tree_transaction import TreeTransaction as TreeTransaction, to_us
 
 if TYPE_CHECKING:
     from pidurable.tasks._run import Phase
     from pidurable.tasks._runtime import Runtime
 
-InputT = TypeVar("InputT", default=Any)
 CheckpointT = TypeVar("CheckpointT", default=Any)
 ResultT = TypeVar("ResultT", default=Any)
 ChildInputT = TypeVar("ChildInputT")
 ChildResultT = TypeVar("ChildResultT")
-
-_TASK_SCOPE = 2
-
-
-def to_us(moment: datetime, argument: str) -> int:
-    """An aware datetime as UTC microseconds."""
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidArgumentError(
-            argument, "expected an aware datetime, as from datetime.now(UTC)", show(moment)
-        )
-    return int(moment.timestamp() * 1_000_000)
-
-
-class TreeTransaction(Transaction):
-    """A commit of a host, or of the scheduler."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        by_task: int | None = None,
-        flush: bool = True,
-    ) -> None:
-        super().__init__(runtime.session, by_task=by_task, flush=flush)
-        self._runtime = runtime
-        self.view = View(runtime.staged, runtime.load)
-        self.phase: Phase | None = None
-        self.memos_made: list[tuple[str, str]] = []
-        self.fresh: dict[int, tuple[str, str, str]] = {}
-        """Of tasks created here: input, phase and checkpoint as text, for the first invocation."""
-        self.signalled: dict[int, int] = {}
-        self.next_checkpoint: tuple[str, str] | None = None
-        self._created: list[Node] = []
-        self._owned: list[int] = []
-        self._keys: dict[tuple[Any, ...], int] = {}
-
-    # --- creating ------------------------------------------------------------------------
-
-    def create_task(
-        self,
-        definition: type[Task[ChildInputT, Any, ChildResultT]],
-        input: ChildInputT,
-        *,
-        conversation: int,
-        key: str | None = None,
-        background: bool = False,
-        deadline: datetime | None = None,
-    ) -> TaskId[ChildResultT]:
-        """Create a task owned by a conversation.
-
-        Args:
-            definition: The class of an installed definition.
-            input: Its input; stored with the task, and kept.
-            conversation: The conversation it belongs to.
-            key: Create it once: a second call with the same key gives the first task's id.
-            background: Its conversation's abort and idle waits do not reach it.
-            deadline: Passing it aborts the task, with the reason `deadline`.
-
-        Raises:
-            UnknownDefinitionError: The definition is not installed.
-            NotJsonError: The input does not fit its type or cannot be stored.
-            NotFoundError: No such conversation.
-        """
-        return self._create(
-            definition,
-            input,
-            owner=None,
-            conversation=conversation,
-            key=key,
-            background=background,
-            deadline=deadline,
-        )
-
-    def _create(
-        self,
-        definition: type[Task[Any, Any, ChildResultT]],
-        input: Any,
-        *,
-        owner: int | None,
-        conversation: int,
-        key: str | None,
-        background: bool,
-        deadline: datetime | None,
-    ) -> TaskId[ChildResultT]:
-        self._check_open()
-        self.conversation(conversation)
-        info = definition_info(definition)
-        snapshot = self._runtime.snapshot()
-        installed = snapshot.definition(info.name)
-        if installed is None:
-            raise UnknownDefinitionError(info.name, snapshot.nearest_kind(info.name))
-        if key is not None:
-            existing = self._keyed(owner, conversation, key)
-            if existing is not None:
-                return TaskId(existing)
-        info = definition_info(installed)
-        codec = snapshot.codec
-        limit = self._session.settings.value_bytes_max
-        path = f"$<{info.name} input>"
-        input_text = codec.encode_text(input, info.input_type, path=path, bytes_max=limit)
-        # The definition sees what a restarted process would see: the input as stored.
-        stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
-        tag, text = self._runtime.encode_checkpoint(installed, installed.initial(stored_input))
-        now = self.now_us()
-        deadline_us = None if deadline is None else to_us(deadline, "deadline")
-        row = TaskRow(
-            self._session.line.draw_id(),
-            conversation,
-            info.name,
-            info.version,
-            owner,
-            key,
-            int(background),
-            None,
-            deadline_us,
-            now,
-            int(PENDING),
-            None,
-            None,
-            None,
-            None,
-            0,
-            0,
-            0,
-            now,
-            None,
-            None,
-            None,
-        )
-        node = Node(row)
-        self.writes += (
-            (Op.TASK, row),
-            (Op.TASK_INPUT, (row.id, input_text)),
-            (Op.CHECKPOINT, (row.id, tag, text, now)),
-        )
-        self.view.add(node)
-        self._created.append(node)
-        self.fresh[row.id] = (input_text, tag, text)
-        if key is not None:
-            self._keys[("task", owner, conversation if owner is None else 0, key)] = row.id
-        return TaskId(row.id)
-
-    def _keyed(self, owner: int | None, conversation: int, key: str) -> int | None:
-        if not isinstance(key, str) or not 0 < len(key) <= 512:
-            raise InvalidArgumentError("key", "expected 1 to 512 characters", show(key))
-        name = ("task", owner, conversation if owner is None else 0, key)
-        found = self._keys.get(name) or self.claimed(name)
-        if found is not None:
-            return found
-        row = self._session.storage.task_by_key(owner, conversation, key)
-        return None if row is None else row.id
-
-    def create_conversation(self, *, key: str | None = None, principal: str = "") -> int:
-        """Create an ownerless conversation and return its id."""
-        return self._create_conversation(owner=None, key=key, principal=principal)
-
-    def _create_conversation(self, *, owner: int | None, key: str | None, principal: str) -> int:
-        self._check_open()
-        if key is not None:
-            name = ("conversation", owner, key)
-            found: int | None = self.claimed(name)
-            if found is not None:
-                return found
-            if owner is not None:
-                row = self._session.storage.conversation_by_key(owner, key)
-                if row is not None:
-                    return row.id
-        made = self.add_conversation(owner=owner, key=key, principal=principal)
-        if owner is not None:
-            self.view.add_scope(made)
-            self._owned.append(owner)
-        return made.id
-
-    # --- marks and signals ---------------------------------------------------------------
-
-    def abort_task(self, task_id: int, reason: str = "user") -> None:
-        """Mark a task for abort; what is below it is marked from it. Ended tasks are left alone.
-
-        Raises:
-            UnknownTaskError: No such task.
-        """
-        self._check_open()
-        node = self._live_or_ended(task_id)
-        if node is not None:
-            self.mark(node.id, reason)
-
-    def _live_or_ended(self, task_id: int) -> Node | None:
-        """A live task, or None for one that has ended."""
-        if type(task_id) not in (int, TaskId) or not 0 < task_id < 2**63:
-            raise UnknownTaskError(repr(task_id))
-        node = self.view.task(task_id)
-        if node is None:
-            if self._session.storage.task(task_id) is None:
-                raise UnknownTaskError(task_id)
-            return None
-        return node if node.live else None
-
-    def mark(self, task_id: int, reason: str) -> bool:
-        """Store the intent to abort on a live task; False if it is marked or has ended."""
-        found = self.view.task(task_id)
-        if found is None or not found.live or found.marked:
-            return False
-        node = self.view.edit_task(task_id)
-        node.abort_us = self.now_us()
-        node.abort_reason = reason
-        self.writes.append((Op.TASK_STATE, node.state_row()))
-        return True
-
-    def signal(
-        self, task_id: int, name: str, payload: Any = None, *, key: str | None = None
-    ) -> None:
-        """Store a signal for a live task. The same `key` twice stores it once.
-
-        Raises:
-            UnknownTaskError: No such task.
-            TaskEndedError: It has ended.
-            SignalRefusedError: Larger than 256 KiB, or 1,000 are unread.
-            NotJsonError: The payload is not strict JSON.
-        """
-        self._check_open()
-        node = self._live_or_ended(task_id)
-        if node is None:
-            row = self._session.storage.task(task_id)
-            raise TaskEndedError(task_id, (row.outcome_status if row else None) or "ended")
-        text = _json.dumps(payload, path=f"$<signal {name}>")
-        if len(text.encode()) > SIGNAL_BYTES_MAX:
-            raise SignalRefusedError(
-                task_id, f"signal {name!r} is larger than {SIGNAL_BYTES_MAX} bytes"
-            )
-        if key is not None:
-            claim = ("signal", task_id, key)
-            if self.claimed(claim) or self._session.storage.signal_by_key(task_id, key):
-                return
-        unread = self._runtime.unread(task_id) + self.signalled.get(task_id, 0)
-        if unread >= SIGNALS_UNREAD_MAX:
-            raise SignalRefusedError(
-                task_id, f"{SIGNALS_UNREAD_MAX} signals are unread, the most allowed"
-            )
-        number = self._session.line.draw_id()
-        if key is not None:
-            self.unique[("signal", task_id, key)] = number
-        self.signalled[task_id] = self.signalled.get(task_id, 0) + 1
-        self.writes.append((Op.SIGNAL, SignalRow(number, task_id, name, key, text, self.now_us())))
-
-    # --- what the scheduler writes -------------------------------------------------------
-
-    def put_state(self, node: Node) -> None:
-        self.writes.append((Op.TASK_STATE, node.state_row()))
-
-    def settle(self, node: Node, outcome: OutcomeRecord) -> None:
-        """Decide the outcome of a task: terminal, or completing while work below is live."""
-        node.outcome_status = outcome.status
-        self.writes.append(
-            (Op.OUTCOME, (node.id, _json.dumps(_codec.encode_outcome(outcome), path="$<outcome>")))
-        )
-        if node.status is WAITING:
-            self.writes.append((Op.WAIT_DELETE, (node.id,)))
-            node.wait = None
-        node.blocked = None
-        if node.below > 0:
-            was, was_all = node.contributes(), node.contributes_all()
-            node.status = COMPLETING
-            self.view.spread(node, was=was, was_all=was_all)
-            self.put_state(node)
-        else:
-            self.finish(node)
-
-    def finish(self, node: Node) -> None:
-        """Make a task terminal. Its input and outcome stay; everything else goes."""
-        if node.outcome_status is None:
-            raise InternalError(f"task {node.id} was to end without an outcome")
-        self.view.end(node)
-        node.ended_us = self.now_us()
-        node.recoveries = 0
-        node.blocked = None
-        self.put_state(node)
-        task = (node.id,)
-        self.writes.append((Op.CHECKPOINT_DELETE, task))
-        has = self._runtime.attachments.pop(node.id, None)
-        if has is None or "memos" in has:
-            self.writes.append((Op.MEMOS_DELETE, task))
-        if has is None or "signals" in has:
-            self.writes.append((Op.SIGNALS_DELETE, task))
-        if has is None or "documents" in has:
-            self.retire_scope(_TASK_SCOPE, node.id)
-
-    def seal(self) -> None:
-        # Owners are checked last: a commit that ends its task may not create work below it.
-        for node in self._created:
-            if node.owner is not None:
-                self._check_owner(node.owner)
-        for owner in self._owned:
-            self._check_owner(owner)
-        self.unique.update(self._keys)
-        super().seal()
-
-    def _check_owner(self, owner: int) -> None:
-        found = self.view.task(owner)
-        if found is None or not found.live:
-            raise OwnerEndedError(owner, "terminal")
-        if found.status is COMPLETING:
-            raise OwnerEndedError(owner, "completing")
-        if found.marked:
-            raise OwnerEndedError(owner, "being aborted")
 
 
 class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
@@ -385,8 +56,6 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._check_open()
         phase = self._phase
         node = self.view.task(phase.task_id)
-        if phase.sealed:
-            raise InvocationEndedError(phase.task_id, "its phase had returned")
         if node is None or node.status is not RUNNING or phase.number != node.invocations:
             state = "terminal" if node is None else node.status.word
             raise InvocationEndedError(phase.task_id, f"the task is {state}")
@@ -403,11 +72,14 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self.next_checkpoint = (tag, text)
         node = self.view.task(self._phase.task_id)
         assert node is not None
-        if node.recoveries or node.tries:
-            # Progress forgives what a crash or a retry had charged.
+        phase = self._phase
+        progress = (tag, text) != (phase.tag, phase.checkpoint)
+        if progress and (node.recoveries or node.tries or node.woken_by):
+            # Progress forgives what a crash or a retry had charged, and ends what woke it.
             node = self.view.edit_task(node.id)
             node.recoveries = 0
             node.tries = 0
+            node.woken_by = None
             self.put_state(node)
         self.writes.append((Op.CHECKPOINT, (self._phase.task_id, tag, text, self.now_us())))
 
@@ -472,6 +144,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             node.wait = wait
             node.woken_by = None
             node.recoveries = 0
+            node.tries = 0
             self.put_state(node)
             self.writes += (
                 (Op.CHECKPOINT, (node.id, tag, text, now)),
@@ -574,7 +247,9 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self.check_phase()
         memos = self._phase.memos
         claim = ("memo", self._phase.task_id, name)
-        standing = memos.get(name) or self.claimed(claim)
+        standing = memos.get(name)
+        if standing is None:
+            standing = self.claimed(claim)
         if standing is not None:
             return _json.loads_stored(standing)
         text = _json.dumps(candidate, path=f"$<memo {name}>")

@@ -175,7 +175,7 @@ class Node:
 class Scope:
     """A conversation that has live work below it."""
 
-    __slots__ = ("below", "below_all", "id", "owner")
+    __slots__ = ("below", "below_all", "clean_at", "id", "owner")
 
     is_task = False
     background = False
@@ -187,9 +187,11 @@ class Scope:
         self.owner = owner
         self.below = 0
         self.below_all = 0
+        self.clean_at = -1
 
     def copy(self) -> Scope:
         new = Scope(self.id, self.owner)
+        new.clean_at = self.clean_at
         new.below = self.below
         new.below_all = self.below_all
         return new
@@ -211,11 +213,13 @@ AnyNode = Node | Scope
 class View:
     """The tree as it would be: changed nodes over a lower view."""
 
-    __slots__ = ("_load", "lower", "nodes")
+    __slots__ = ("_load", "intents", "lower", "nodes")
 
     def __init__(self, lower: View | None, load: Callable[[int], AnyNode | None]) -> None:
         self.lower = lower
         self.nodes: dict[int, AnyNode] = {}
+        self.intents = False
+        """Whether a node of this overlay (not of a lower view) has a new intent to cancel."""
         self._load = load
 
     def find(self, id: int) -> AnyNode | None:
@@ -283,6 +287,20 @@ class View:
         was, was_all = node.contributes(), node.contributes_all()
         node.status = TERMINAL
         self.spread(node, was=was, was_all=was_all)
+
+    def staged_children(self, owner: int) -> Iterator[Node]:
+        """Live ordinary tasks directly below an owner that this view or a staged one changed."""
+        view: View | None = self
+        while view is not None and view.lower is not None:
+            for node in view.nodes.values():
+                if (
+                    isinstance(node, Node)
+                    and node.live
+                    and not node.background
+                    and node.above == owner
+                ):
+                    yield node
+            view = view.lower
 
     def owners(self, node: AnyNode) -> Iterator[AnyNode]:
         """What is above a node within its ordinary tree: a background task is a boundary."""

@@ -230,7 +230,6 @@ def every_id_is_inserted_once(store: Store) -> None:
         submission(1),
         document(1),
         revision(1, 1),
-        (Op.TASK_INPUT, (1, "1")),
         (Op.OUTCOME, (1, "1")),
         (Op.MEMO, (1, "m", "1")),
     ]

@@ -1,0 +1,194 @@
+"""Waits that could never end: found when the wait is to be committed, and refused with the path.
+
+Edges lead from who cannot go on to what it needs: "waits on" (parked, or held in memory by an
+invocation) and "has ordinary owned work". A wait with a deadline or signals is no edge. A cycle
+that a new wait would close is looked for from both ends in lockstep, forwards from what is awaited
+and backwards from the waiter; the smaller side decides, so deep chains and wide trees cost little.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pidurable.errors import WaitCycleError
+from pidurable.tasks._tree import WAITING, AnyNode, Node, View
+
+if TYPE_CHECKING:
+    from pidurable.tasks._index import Index
+
+
+def is_edge(node: Node | None) -> bool:
+    """Whether a task waits for others with no other way to wake."""
+    if node is None or node.status is not WAITING or node.wait is None:
+        return False
+    wait = node.wait
+    return wait.on is not None and wait.deadline_us is None and not wait.signals
+
+
+class Cycles:
+    """Who needs whom: the index of what is published, what is staged, and waits held in memory."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._staged_children: dict[int, list[int]] = {}
+        self._staged_waiters: dict[int, list[int]] = {}
+        self._held_by: dict[int, dict[int, int]] = {}
+        """By waiter: the tasks that its invocation waits for in memory, counted."""
+        self._held_on: dict[int, dict[int, int]] = {}
+        """The same by awaited task."""
+
+    # --- what is staged, what is held ----------------------------------------------------
+
+    def stage(self, nodes: Iterable[AnyNode]) -> None:
+        """Add the nodes of a commit that was accepted and is not published yet."""
+        for node in nodes:
+            if node.above is not None and (node.live or node.contributes_all()):
+                self._staged_children.setdefault(node.above, []).append(node.id)
+            if isinstance(node, Node) and is_edge(node):
+                assert node.wait is not None
+                for id in node.wait.on or ():
+                    self._staged_waiters.setdefault(id, []).append(node.id)
+
+    def unstage(self) -> None:
+        """The batch was published, or failed."""
+        self._staged_children.clear()
+        self._staged_waiters.clear()
+
+    def hold(self, waiter: int, awaited: int) -> Callable[[], None]:
+        """Note a wait in memory; returns what ends it."""
+        for table, key, value in (
+            (self._held_by, waiter, awaited),
+            (self._held_on, awaited, waiter),
+        ):
+            counts = table.setdefault(key, {})
+            counts[value] = counts.get(value, 0) + 1
+
+        def leave() -> None:
+            for table, key, value in (
+                (self._held_by, waiter, awaited),
+                (self._held_on, awaited, waiter),
+            ):
+                counts = table[key]
+                counts[value] -= 1
+                if not counts[value]:
+                    del counts[value]
+                if not counts:
+                    del table[key]
+
+        return leave
+
+    # --- looking -------------------------------------------------------------------------
+
+    def check(self, view: View, waiter: int, on: Sequence[int]) -> None:
+        """Refuse that `waiter` waits for all of `on` if one of them can only end after it.
+
+        Raises:
+            WaitCycleError: With the path from the waiter back to itself.
+        """
+        if waiter in on:
+            raise WaitCycleError(self._path(view, [waiter, waiter]))
+        # Tasks created in the body itself are in no index: its own view is looked at as well.
+        own: dict[int, list[int]] = {}
+        for node in view.nodes.values():
+            if node.above is not None and (node.live or node.contributes_all()):
+                own.setdefault(node.above, []).append(node.id)
+        forwards = _Search(on, lambda id: self._needs(view, own, id))
+        backwards = _Search((waiter,), lambda id: self._needed_by(view, id))
+        targets = set(on)
+        while forwards.pending and backwards.pending:
+            if forwards.step(lambda id: id == waiter):
+                raise WaitCycleError(self._path(view, [waiter, *forwards.path(waiter)]))
+            if backwards.step(targets.__contains__):
+                assert backwards.found is not None
+                back = backwards.path(backwards.found)
+                raise WaitCycleError(self._path(view, [waiter, *reversed(back)]))
+
+    def _needs(self, view: View, own: dict[int, list[int]], id: int) -> Iterator[int]:
+        """What must end before `id` can: live tasks that it waits for, or has below it."""
+        node = view.task(id)
+        if node is None or not node.live:
+            return
+        if is_edge(node):
+            assert node.wait is not None
+            yield from node.wait.on or ()
+        yield from self._held_by.get(id, ())
+        pending = [id]
+        while pending:
+            current = pending.pop()
+            for child in (
+                *self._index.children.get(current, ()),
+                *self._staged_children.get(current, ()),
+                *own.get(current, ()),
+            ):
+                found = view.find(child)
+                if found is None or found.background:
+                    continue
+                if found.live:
+                    yield child
+                else:
+                    pending.append(child)
+
+    def _needed_by(self, view: View, id: int) -> Iterator[int]:
+        """Live tasks that cannot end before `id` has."""
+        node = view.task(id)
+        if node is None:
+            return
+        for owner in view.owners(node):
+            if isinstance(owner, Node) and owner.live:
+                yield owner.id
+                break
+        for waiter in (*self._index.waiters.get(id, ()), *self._staged_waiters.get(id, ())):
+            parked = view.task(waiter)
+            if is_edge(parked) and parked is not None and id in (parked.wait.on or ()):  # type: ignore[union-attr]
+                yield waiter
+        yield from self._held_on.get(id, ())
+
+    @staticmethod
+    def _path(view: View, ids: list[int]) -> str:
+        parts: list[str] = []
+        for index, id in enumerate(ids):
+            node = view.task(id)
+            kind = f" {node.kind}" if node is not None and index < len(ids) - 1 else ""
+            parts.append(f"{id}{kind}")
+        return " -> ".join(parts)
+
+
+class _Search:
+    """A breadth-first search that can stop after any edge, and knows how it came anywhere."""
+
+    def __init__(self, starts: Sequence[int], edges: Callable[[int], Iterator[int]]) -> None:
+        self.pending = deque(dict.fromkeys(starts))
+        self.found: int | None = None
+        self._came_from: dict[int, int | None] = dict.fromkeys(starts)
+        self._edges = edges
+        self._open: Iterator[int] | None = None
+        self._at = 0
+
+    def step(self, is_goal: Callable[[int], bool]) -> bool:
+        """Follow one edge; True if it leads to the goal."""
+        if self._open is None:
+            self._at = self.pending[0]
+            self._open = self._edges(self._at)
+        id = next(self._open, None)
+        if id is None:
+            self._open = None
+            self.pending.popleft()
+            return False
+        if id in self._came_from:
+            return False
+        self._came_from[id] = self._at
+        if is_goal(id):
+            self.found = id
+            return True
+        self.pending.append(id)
+        return False
+
+    def path(self, id: int) -> list[int]:
+        """The way from a start to `id`."""
+        way = [id]
+        while (before := self._came_from[way[-1]]) is not None:
+            way.append(before)
+        way.reverse()
+        return way

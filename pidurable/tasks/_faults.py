@@ -1,0 +1,79 @@
+"""What follows when the code of a task raised: a retry, a parked fault, or the faulted outcome.
+
+The line decides between a mark, a close and a fault: whoever's body comes first. A retry is durable
+and needs no wait: the task is pending from its checkpoint, ready at a later moment, its tries
+counted; the mark of an abort stays in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from pidurable.errors import SessionClosedError, SessionPoisonedError, StorageRefusedError
+from pidurable.records._tasks import ErrorInfo, OutcomeRecord
+from pidurable.tasks._errors import error_info
+from pidurable.tasks._tree import PENDING
+
+if TYPE_CHECKING:
+    from pidurable.tasks._run import Invocation, Phase
+    from pidurable.tasks._runtime import Runtime
+    from pidurable.tasks._transaction import TreeTransaction
+
+
+async def write_fault(
+    runtime: Runtime, invocation: Invocation, phase: Phase, error: BaseException | ErrorInfo
+) -> None:
+    """Write what a raise leads to, unless a mark or the close came first in line."""
+    info = error if isinstance(error, ErrorInfo) else error_info(error, with_traceback=True)
+    done: list[str] = []
+
+    def body(tx: TreeTransaction) -> None:
+        found = tx.view.task(phase.task_id)
+        if found is None or runtime.closing or not invocation.runs(found):
+            return
+        if not invocation.aborting and (found.marked or runtime.under_intent(tx.view, found)):
+            return
+        node = tx.view.edit_task(phase.task_id)
+        retry = phase.info.retry
+        if (
+            retry is not None
+            and isinstance(error, BaseException)
+            and retry.matches(error)
+            and node.tries + 1 < retry.tries
+        ):
+            node.tries += 1
+            seed = f"{runtime.session.uuid}:{node.id}"
+            delay = retry.delay(node.tries, seed=seed)
+            node.status = PENDING
+            node.ready_us = tx.now_us() + int(delay * 1e6)
+            tx.put_state(node)
+            done.append(f"try {node.tries} of {retry.tries} failed, the next in {delay:.3g} s")
+        elif phase.info.on_fault == "park":
+            node.status = PENDING
+            node.blocked = "faulted"
+            tx.put_state(node)
+            done.append("fault parked")
+        else:
+            tx.settle(node, OutcomeRecord(status="faulted", error=info))
+            runtime.on_settled_by_scheduler(tx, node, "faulted", info)
+            done.append("faulted")
+
+    await write(runtime, invocation, body)
+    if done:
+        runtime.report(phase.task_id, f"{done[0]}: {info.type}: {info.message}")
+
+
+async def write(
+    runtime: Runtime, invocation: Invocation, body: Callable[[TreeTransaction], None]
+) -> None:
+    """Commit for the scheduler itself. Trouble of the storage leaves the task at its checkpoint."""
+    try:
+        with trio.CancelScope(shield=True):
+            await runtime.commit(body)
+    except StorageRefusedError:
+        invocation.again = True
+    except (SessionPoisonedError, SessionClosedError):
+        return
