@@ -2,9 +2,9 @@
 
 A document lives at an address: (name, scope, scope id, key). Its committed value is immutable JSON
 that shares structure with its predecessor. A change is a list of patch operations; a whole base
-is written at creation, on a version change, and when the deltas since the last base are more than
-`DELTAS_MAX` or larger than the base, so that reading replays a bounded tail. `latest` documents
-drop what is before their newest base; `rewindable` ones keep everything for ever.
+is written at creation, on a version change, and when the deltas since the last base would be more
+than `DELTAS_MAX` or larger than the base, so that reading replays a bounded tail. `latest`
+documents drop what is before their newest base; `rewindable` ones keep everything for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pidurable.errors import (
     DocumentTooNewError,
     InvalidArgumentError,
     MigrationError,
+    check,
 )
 from pidurable.records import _json, _patch
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
@@ -99,6 +100,8 @@ def definition_of(cls: type) -> DocumentDefinition:
 
 
 class Address(NamedTuple):
+    """Where a document lives. At most one living document is at an address."""
+
     name: str
     scope: int
     scope_id: int
@@ -129,6 +132,29 @@ class DocChange(NamedTuple):
     ops: list[Any]
 
 
+def address(definition: DocumentDefinition, scope_id: int, key: str = "") -> Address:
+    """The address of an instance of a document class.
+
+    Raises:
+        InvalidArgumentError: A family needs a key, other documents take none.
+    """
+    if bool(key) != definition.family:
+        raise InvalidArgumentError(
+            "key", "a family needs a key, other documents take none", repr(key)
+        )
+    if definition.scope == "session":
+        scope_id = 0
+    return Address(definition.name, SCOPES[definition.scope], scope_id, key)
+
+
+def check_rewindable(definition: DocumentDefinition) -> None:
+    """Refuse to look into the past of a document that does not keep it."""
+    if definition.history != "rewindable":
+        raise InvalidArgumentError(
+            definition.cls.__name__, "only a document with history='rewindable' has a past"
+        )
+
+
 def load(storage: Storage, address: Address) -> DocState | None:
     """Read a document from the storage: its newest base and the deltas behind it."""
     row = storage.document(*address)
@@ -137,32 +163,56 @@ def load(storage: Storage, address: Address) -> DocState | None:
     return materialise(row, address, storage.revisions(row.id))
 
 
+def load_as_of(storage: Storage, address: Address, seq: int) -> DocState | None:
+    """Read a document as it was after a commit; None if it was created later."""
+    row = storage.document(*address)
+    if row is None or row.created_seq > seq:
+        return None
+    return materialise(row, address, storage.revisions(row.id, upto_seq=seq))
+
+
 def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]) -> DocState:
     """Replay revisions, a base first."""
     value: Any = None
     base_bytes = delta_bytes = deltas = 0
     version = 1
+    check(
+        bool(revisions) and bool(revisions[0].base),
+        f"document {row.id} ({address.name}) has no base to begin with",
+    )
     for revision in revisions:
         parsed = _json.loads_stored(revision.value)
         version = revision.version
         if revision.base:
             value = parsed
-            base_bytes = len(revision.value)
+            base_bytes = _bytes_of(revision.value)
             delta_bytes = deltas = 0
         else:
             value = _patch.apply(value, parsed)
-            delta_bytes += len(revision.value)
+            delta_bytes += _bytes_of(revision.value)
             deltas += 1
     return DocState(
         row.id, address, version, row.history, row.fork, value, base_bytes, delta_bytes, deltas
     )
 
 
+Rows = list[tuple[Op, tuple[Any, ...]]]
+
+
 def create(
-    id: int, address: Address, definition: DocumentDefinition, value: Any, seq: int
-) -> tuple[DocState, list[tuple[Op, tuple[Any, ...]]]]:
+    id: int,
+    address: Address,
+    definition: DocumentDefinition,
+    value: Any,
+    *,
+    seq: int,
+    settings: Settings,
+) -> tuple[DocState, Rows]:
     """A new document with its first base."""
-    text = _json.dumps(value)
+    text = _json.dumps(value, path=f"$<{address.name}>")
+    size = _bytes_of(text)
+    _check_size(address, size, settings)
+    _report_size(address, 0, size, settings)
     state = DocState(
         id,
         address,
@@ -170,7 +220,7 @@ def create(
         definition.history,
         definition.fork,
         value,
-        len(text),
+        size,
         0,
         0,
     )
@@ -192,40 +242,59 @@ def create(
 
 def change(
     state: DocState, ops: list[Any], value: Any, *, version: int, seq: int, settings: Settings
-) -> tuple[DocState, list[tuple[Op, tuple[Any, ...]]]]:
+) -> tuple[DocState, Rows]:
     """The document after `ops`, which made `value` of it, and the rows that store the step."""
-    text = _json.dumps(ops, path=f"$<{state.address.name}>")
-    delta_bytes = state.delta_bytes + len(text)
-    deltas = state.deltas + 1
-    if (
-        version == state.version
-        and deltas <= DELTAS_MAX
-        and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN)
-    ):
-        # A lower bound of the size is enough here: the next base measures it exactly.
-        _check_size(state, state.base_bytes + delta_bytes, settings, exact=False, value=value)
-        after = attrs.evolve(state, value=value, delta_bytes=delta_bytes, deltas=deltas)
-        return after, [(Op.REVISION, RevisionRow(state.id, seq, 0, version, text))]
-    base = _json.dumps(value)
-    _check_size(state, len(base), settings, exact=True, value=value)
-    after = attrs.evolve(
-        state, value=value, version=version, base_bytes=len(base), delta_bytes=0, deltas=0
-    )
-    rows: list[tuple[Op, tuple[Any, ...]]] = [
-        (Op.REVISION, RevisionRow(state.id, seq, 1, version, base))
-    ]
+    path = f"$<{state.address.name}>"
+    if version == state.version and state.deltas < DELTAS_MAX:
+        text = _json.dumps(ops, path=path)
+        delta_bytes = state.delta_bytes + _bytes_of(text)
+        if delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
+            # What was added is in the operations, so this bounds the size from above; a copy
+            # within the value is the exception.
+            bound = state.base_bytes + delta_bytes
+            if bound > settings.document_bytes_max or any(op["op"] == "copy" for op in ops):
+                _check_size(state.address, _bytes_of(_json.dumps(value, path=path)), settings)
+            after = DocState(
+                state.id,
+                state.address,
+                version,
+                state.history,
+                state.fork,
+                value,
+                state.base_bytes,
+                delta_bytes,
+                state.deltas + 1,
+            )
+            return after, [(Op.REVISION, RevisionRow(state.id, seq, 0, version, text))]
+    base = _json.dumps(value, path=path)
+    size = _bytes_of(base)
+    _check_size(state.address, size, settings)
+    _report_size(state.address, state.base_bytes, size, settings)
+    after = DocState(state.id, state.address, version, state.history, state.fork, value, size, 0, 0)
+    rows: Rows = [(Op.REVISION, RevisionRow(state.id, seq, 1, version, base))]
     if state.history == "latest":
         rows.append((Op.REVISIONS_DELETE, (state.id, seq)))
     return after, rows
 
 
-def _check_size(state: DocState, size: int, settings: Settings, *, exact: bool, value: Any) -> None:
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _check_size(address: Address, size: int, settings: Settings) -> None:
     if size > settings.document_bytes_max:
-        actual = size if exact else len(_json.dumps(value))
-        if actual > settings.document_bytes_max:
-            raise DocumentTooLargeError(state.address.name, actual, settings.document_bytes_max)
-    elif exact and size > settings.document_report_bytes >= state.base_bytes:
-        logger.warning("document %s has grown to %d bytes", state.address.name, size)
+        raise DocumentTooLargeError(address.name, size, settings.document_bytes_max)
+
+
+def _report_size(address: Address, before: int, size: int, settings: Settings) -> None:
+    """Say once that a document has grown large: at the first base beyond the threshold."""
+    if size > settings.document_report_bytes >= before:
+        logger.warning(
+            "document %s (scope id %d) has grown to %d bytes; every comparison of it costs that",
+            address.name,
+            address.scope_id,
+            size,
+        )
 
 
 def migrated(definition: DocumentDefinition, state: DocState) -> Any:

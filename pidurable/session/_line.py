@@ -1,114 +1,84 @@
 """The commit line: one body at a time, one write to the storage for everyone who waited.
 
-A committer takes the line, runs its body, and joins the open batch. The first of a batch leads
-it: it passes one scheduler tick, so that whoever is runnable joins, then stores the batch, adopts
-it and wakes the others in the order of their commits. Bodies that arrive meanwhile wait; none ever
-runs on top of a batch that may still fail. Holds at all times:
+A committer has its body run, and joins the open batch. The first who wrote in a batch leads it: it
+passes one scheduler tick, so that whoever is runnable joins, then stores the batch, adopts it and
+wakes the others in the order of their commits. Who arrives meanwhile waits, in order; a body that
+awaits nothing is then run by whoever frees the line, in the context of its own caller, so that a
+hundred waiting commits cost one wake-up each and not one turn of the loop each. Holds at all times:
 
 * at most one batch is inside the storage, and no body runs while it is;
-* published_seq <= durable_seq, and neither ever shrinks; ids and sequence numbers only grow, also
-  over a rollback;
-* after the first uncertain storage error nothing more is sent to the storage;
+* published_seq never shrinks and is never ahead of what is durable; ids and sequence numbers only
+  grow, also over a rollback;
+* after the first uncertain storage error nothing more is sent to the storage, and nothing more is
+  published;
 * whoever joined a batch, or read what it staged, hears of its end before it is answered:
   `trio.Cancelled` out of a commit means that nothing of it was stored.
+
+Everything here is protected against KeyboardInterrupt, but not the bodies: they are host code.
 """
 
 from __future__ import annotations
 
-import contextvars
 import copy
-from collections import deque
+import types
+from collections import OrderedDict
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import attrs
 import outcome
 import trio
 
 from pidurable.errors import (
-    CommitBodyTimeoutError,
     HolderLostError,
+    InternalError,
+    InvalidArgumentError,
     NestedCommitError,
     SessionClosedError,
     SessionPoisonedError,
     StorageRefusedError,
 )
-from pidurable.records._limits import BATCH_BODIES_MAX, BATCH_SECONDS_MAX, Settings
-from pidurable.session._seams import Clock, Failpoints, Worker, logger
-from pidurable.storage import Batch, Op, Storage
+from pidurable.records._limits import Settings
+from pidurable.session._batch import (
+    Adopter,
+    Draft,
+    Member,
+    OpenBatch,
+    body_of_task,
+)
+from pidurable.session._body import AsyncBody
+from pidurable.session._seams import Failpoints, logger
+from pidurable.session._writer import BatchWriter
+from pidurable.storage import Storage
 
-TxT = TypeVar("TxT", bound="Draft")
+TxT = TypeVar("TxT", bound=Draft)
 T = TypeVar("T")
 
-# Set while a body runs in this task (and inherited by tasks and threads started in it), so that a
-# commit inside a commit is refused instead of waiting for itself.
-_current_body: contextvars.ContextVar[Draft | None] = contextvars.ContextVar(
-    "pidurable_commit_body", default=None
-)
-
-# Batches of up to this many rows that need no flush are written in the loop: a thread hop costs
-# five times as much as the write.
-_INLINE_WRITES_MAX = 64
+_LEAD = "lead"
+"""What a committer is woken with whose body was run for it, and who is to lead the batch."""
 
 
-class Draft(Protocol):
-    """What the line needs of a transaction."""
-
-    seq: int
-    writes: list[tuple[Op, tuple[Any, ...]]]
-    open: bool
-    flush: bool
-
-    def seal(self) -> None:
-        """End of the body: encode and check what is staged, ask the participants."""
-        ...
-
-    def discard(self) -> None:
-        """The body raised or was refused: nothing of it remains."""
-        ...
-
-
-class Adopter(Protocol):
-    """What the line tells of its batches; in this order, synchronously."""
-
-    def join(self, draft: Any) -> None:
-        """The draft is sealed; later bodies of the batch see it."""
-        ...
-
-    def adopt(self, drafts: list[Any]) -> None:
-        """The batch is durable: publish."""
-        ...
-
-    def revert(self) -> None:
-        """The batch failed: drop what is staged."""
-        ...
-
-    def poisoned(self, error: SessionPoisonedError) -> None: ...
-
-    def refusing(self, refusing: bool) -> None:
-        """The storage has begun or stopped refusing batches for good."""
-        ...
-
-
-@attrs.define(eq=False)
-class _OpenBatch:
-    drafts: list[Draft] = attrs.Factory(list)
-    followers: list[trio.lowlevel.Task] = attrs.Factory(list)
-    bodies: int = 0
-    opened_at: float = 0.0
-    led: bool = False
-    leader: trio.lowlevel.Task | None = None
-
-    def full(self) -> bool:
-        return (
-            self.bodies >= BATCH_BODIES_MAX
-            or trio.current_time() - self.opened_at >= BATCH_SECONDS_MAX
-        )
+def again(error: BaseException) -> BaseException:
+    """A copy to raise in another task: one exception object must not be raised twice."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def _unabortable(_: Any) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.FAILED
+
+
+@trio.lowlevel.disable_ki_protection
+def _call(body: Callable[[Any], Any], draft: Draft) -> Any:
+    """Run host code: Ctrl-C may end a body that loops for ever."""
+    return body(draft)
+
+
+def _place_of(body: Callable[..., Any]) -> str:
+    code = getattr(body, "__code__", None)
+    if code is None:
+        return repr(body)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
 
 
 class CommitLine:
@@ -118,32 +88,42 @@ class CommitLine:
         self,
         storage: Storage,
         *,
-        writer: Worker,
+        writer: BatchWriter,
         adopter: Adopter,
         settings: Settings,
-        clock: Clock,
         failpoints: Failpoints,
-        epoch: int,
         seq: int,
         next_id: int,
-        inline: bool,
     ) -> None:
+        """Begin a line at `seq` and `next_id`.
+
+        Args:
+            storage: What messages name.
+            writer: Sends batches to it.
+            adopter: Who publishes them.
+            settings: Limits.
+            failpoints: Named places for tests.
+            seq: The last sequence number given.
+            next_id: The first id to give.
+        """
         self.storage = storage
-        self.epoch = epoch
         self.next_id = next_id
         self.published_seq = seq
+        self.settings = settings
+        self.running: Draft | None = None
+        """The draft of the body that runs in the loop at this moment and awaits nothing."""
+        self.async_body: AsyncBody[Any] | None = None
+        """The `async with` body that holds the line, if any."""
+        self.on_async_body: Callable[[], None] = lambda: None
+        """Called when an `async with` body begins: it may take long and is watched."""
         self._seq = seq
         self._writer = writer
         self._adopter = adopter
-        self._settings = settings
-        self._clock = clock
         self._failpoints = failpoints
-        self._inline = inline
-        self._batch: _OpenBatch | None = None
+        self._batch: OpenBatch | None = None
         self._storing = False
         self._busy = False
-        self._body_since: float | None = None
-        self._waiting: deque[trio.lowlevel.Task] = deque()
+        self._waiting: OrderedDict[Member, None] = OrderedDict()
         self._poison: SessionPoisonedError | None = None
         self._closing = False
         self._drained: trio.lowlevel.Task | None = None
@@ -156,6 +136,11 @@ class CommitLine:
         self.next_id = number + 1
         return number
 
+    def draw_seq(self) -> int:
+        """A sequence number for the closing batch, above any that was ever given."""
+        self._seq += 1
+        return self._seq
+
     @property
     def poison(self) -> SessionPoisonedError | None:
         return self._poison
@@ -164,15 +149,10 @@ class CommitLine:
     def closing(self) -> bool:
         return self._closing
 
-    @property
-    def body_since(self) -> float | None:
-        """trio time at which the running body began, or None."""
-        return self._body_since
-
     def check_usable(self) -> None:
         """Raise if this session serves nothing more."""
         if self._poison is not None:
-            raise copy.copy(self._poison)
+            raise again(self._poison)
         if self._closing:
             raise SessionClosedError(self.storage.store)
 
@@ -183,266 +163,291 @@ class CommitLine:
         self._poison = error
         logger.error("session poisoned: %s", error)
         while self._waiting:
-            trio.lowlevel.reschedule(self._waiting.popleft(), outcome.Error(copy.copy(error)))
+            member, _ = self._waiting.popitem(last=False)
+            trio.lowlevel.reschedule(member.task, outcome.Error(again(error)))
         self._adopter.poisoned(error)
+        self._tell_drained()
 
-    # --- taking the line -----------------------------------------------------------------
+    def current_draft(self) -> Draft | None:
+        """The draft of the body that the calling code runs in, or None."""
+        return self.running or body_of_task.get()
 
-    async def _take(self) -> None:
+    # --- committing ----------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def run_sync(self, draft: TxT, body: Callable[[TxT], T]) -> T:
+        """Run a body that awaits nothing as one commit; return its result once it is durable.
+
+        The body may run in another task's turn, in the contextvars of this one.
+        """
+        self.check_not_nested()
         self.check_usable()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        member = Member(trio.lowlevel.current_task(), draft, body)
+        if not self._is_free():
+            role = await self.wait_turn(member)
+            if role == _LEAD:
+                await self._lead(member)
+        elif self._run_here(member, own=True):
+            await self.wait_for_batch(member)
+        else:
+            self.advance()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        if member.error is not None:
+            raise member.error
+        return member.value  # type: ignore[no-any-return]
+
+    def body(self, draft: TxT, *, place: str = "") -> AsyncBody[TxT]:
+        """An async context manager that runs its block as one commit."""
+        return AsyncBody(self, draft, place=place)
+
+    def check_not_nested(self) -> None:
+        """Refuse a commit from inside an `async with` body."""
+        outer = body_of_task.get()
+        if outer is not None and outer.open:
+            raise NestedCommitError
+
+    def _is_free(self) -> bool:
+        if self._storing or self._busy or self._waiting:
+            return False
         batch = self._batch
-        if (
-            not self._storing
-            and not self._busy
-            and not self._waiting
-            and (batch is None or not batch.full())
-        ):
-            self._busy = True
-            return
-        task = trio.lowlevel.current_task()
-        self._waiting.append(task)
+        return batch is None or batch.takes_now()
+
+    async def wait_turn(self, member: Member) -> str | None:
+        """Wait in order. Cancelled here, the commit has not begun."""
+        self._waiting[member] = None
 
         def abort(_: Any) -> trio.lowlevel.Abort:
-            self._waiting.remove(task)
+            if member not in self._waiting:
+                # Its body has been run by now, or it has the line.
+                return trio.lowlevel.Abort.FAILED
+            del self._waiting[member]
             return trio.lowlevel.Abort.SUCCEEDED
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        if self._poison is not None:
-            self._release()
-            raise copy.copy(self._poison)
+        role: str | None = await trio.lowlevel.wait_task_rescheduled(abort)
+        return role
 
-    def _release(self) -> None:
-        """Give the line to the next in order, or wake the leader that waits for it to be free."""
+    async def take(self, member: Member) -> None:
+        """Get the line for an `async with` body."""
+        self.check_usable()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_free():
+            self._busy = True
+        else:
+            await self.wait_turn(member)
+        if self._poison is not None:
+            self.free()
+            raise again(self._poison)
+        self.begin(member.draft)
+
+    def begin(self, draft: Draft) -> None:
+        """A body begins: it belongs to the open batch from here on."""
         batch = self._batch
-        if self._waiting and (batch is None or not batch.full()):
-            trio.lowlevel.reschedule(self._waiting.popleft())
-            return
+        if batch is None:
+            batch = self._batch = OpenBatch()
+        batch.bodies += 1
+        draft.seq = self._seq + 1
+
+    def _run_here(self, member: Member, *, own: bool) -> bool:
+        """Run a body that awaits nothing; True if its answer has to wait for the batch."""
+        draft, body = member.draft, member.body
+        assert body is not None
+        self.begin(draft)
+        started = trio.current_time()
+        self.running = draft
+        sealed: Draft | None = None
+        try:
+            if own:
+                member.value = _call(body, draft)
+            else:
+                member.value = member.task.context.run(_call, body, draft)
+            if type(member.value) is types.CoroutineType:
+                member.value.close()
+                raise InvalidArgumentError(
+                    "body", "must not be async; use `async with ... commit() as tx`"
+                )
+            draft.seal()
+            sealed = draft
+        except BaseException as error:
+            draft.discard()
+            member.error = error
+        self.running = None
+        seconds = trio.current_time() - started
+        if seconds > self.settings.body_report_seconds:
+            logger.warning("a commit body took %.2f s (%s)", seconds, _place_of(body))
+        return self.end(member, sealed, seconds)
+
+    def end(self, member: Member, sealed: Draft | None, seconds: float) -> bool:
+        """A body has ended: join the batch if it wrote; True if it has to wait for the batch."""
+        batch = self._batch
+        assert batch is not None
+        batch.spend(seconds)
+        if sealed is not None:
+            sealed.open = False
+            if sealed.writes:
+                self._seq = sealed.seq
+                batch.drafts.append(sealed)
+                self._join(sealed)
+        if batch.drafts:
+            batch.members.append(member)
+            if batch.leader is None:
+                batch.leader = member
+            return True
+        # Nothing is staged, so what the body saw is durable already.
+        self._batch = None
+        if self._poison is not None and member.error is None:
+            member.error = again(self._poison)
+        return False
+
+    def _join(self, draft: Draft) -> None:
+        try:
+            self._adopter.join(draft)
+        except Exception as bug:
+            self._fail_on_bug("joining a commit", bug)
+
+    def _fail_on_bug(self, doing: str, bug: BaseException) -> SessionPoisonedError:
+        logger.exception("%s failed", doing, exc_info=bug)
+        poison = SessionPoisonedError(self.storage.store, f"{doing}: {InternalError(repr(bug))}")
+        poison.__cause__ = bug
+        self.set_poison(poison)
+        return poison
+
+    # --- passing the line on -------------------------------------------------------------
+
+    def free(self) -> None:
+        """The holder of the line gives it up."""
         self._busy = False
-        if batch is not None and batch.leader is not None:
-            leader, batch.leader = batch.leader, None
-            trio.lowlevel.reschedule(leader)
+        self.advance()
+
+    def advance(self) -> None:
+        """Let those who wait have their turns, as long as the batch and the loop allow."""
+        while self._waiting and not self._storing and not self._busy:
+            batch = self._batch
+            if batch is not None and not batch.takes_now():
+                break
+            member, _ = self._waiting.popitem(last=False)
+            if member.body is None:
+                self._busy = True
+                trio.lowlevel.reschedule(member.task)
+            elif not self._run_here(member, own=False):
+                trio.lowlevel.reschedule(member.task)
+            else:
+                batch = self._batch
+                assert batch is not None
+                if batch.leader is member:
+                    trio.lowlevel.reschedule(member.task, outcome.Value(_LEAD))
+        batch = self._batch
+        if not self._busy and batch is not None and batch.parked:
+            assert batch.leader is not None
+            batch.parked = False
+            trio.lowlevel.reschedule(batch.leader.task)
         self._tell_drained()
 
     def _tell_drained(self) -> None:
-        if self._drained is not None and self._quiet():
+        if self._drained is not None and self._is_quiet():
             task, self._drained = self._drained, None
             trio.lowlevel.reschedule(task)
 
-    def _quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         return not (self._busy or self._storing or self._waiting or self._batch is not None)
 
-    def _begin(self, draft: Draft) -> None:
-        if self._batch is None:
-            self._batch = _OpenBatch(opened_at=trio.current_time())
-        self._batch.bodies += 1
-        draft.seq = self._seq + 1
+    async def wait_for_batch(self, member: Member) -> None:
+        """Wait, shielded, for the batch that a body joined or saw; lead it if nobody does.
 
-    # --- running bodies ------------------------------------------------------------------
-
-    async def run_sync(self, draft: TxT, body: Callable[[TxT], T]) -> T:
-        """Run a body that awaits nothing as one commit; return its result once it is durable."""
-        if (outer := _current_body.get()) is not None and outer.open:
-            raise NestedCommitError
-        await self._take()
-        self._begin(draft)
-        try:
-            result = body(draft)
-            draft.seal()
-        except BaseException as error:
-            draft.discard()
-            await self._end(None)
-            raise error
-        await self._end(draft)
-        return result
-
-    def body(self, draft: TxT, *, place: str = "") -> _Body[TxT]:
-        """An async context manager that runs its block as one commit."""
-        return _Body(self, draft, place)
-
-    async def _end(self, draft: Draft | None) -> None:
-        """The body has ended: join the batch (if it wrote), and wait for it (if it saw it)."""
+        Raises:
+            StorageRefusedError: The batch was refused for certain, and nothing of it was stored.
+            SessionPoisonedError: Nobody knows whether it was stored.
+        """
         batch = self._batch
         assert batch is not None
-        if draft is not None:
-            draft.open = False
-            if draft.writes:
-                self._seq = draft.seq
-                batch.drafts.append(draft)
-                self._adopter.join(draft)
-        if not batch.drafts:
-            # Nothing staged in this batch: what the body saw is durable already.
-            self._batch = None
-            self._release()
-            return
-        if not batch.led:
-            batch.led = True
-            self._release()
-            with trio.CancelScope(shield=True):
-                await self._lead(batch)
-            return
-        batch.followers.append(trio.lowlevel.current_task())
-        self._release()
-        await trio.lowlevel.wait_task_rescheduled(_unabortable)
-
-    async def _lead(self, batch: _OpenBatch) -> None:
-        """Let the runnable join, then store the batch and wake its followers in order."""
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        if self._busy:
-            batch.leader = trio.lowlevel.current_task()
+        if batch.leader is member:
+            await self._lead(member)
+        else:
             await trio.lowlevel.wait_task_rescheduled(_unabortable)
+
+    async def _lead(self, member: Member) -> None:
+        """Let the runnable join, then store the batch and wake its members in order."""
+        batch = self._batch
+        assert batch is not None
+        assert batch.leader is member
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        while True:
+            batch.slice_seconds = 0.0
+            self.advance()
+            if self._busy:
+                batch.parked = True
+                await trio.lowlevel.wait_task_rescheduled(_unabortable)
+            elif self._waiting and not batch.is_full():
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            else:
+                break
         self._batch = None
         self._storing = True
-        error: BaseException | None = None
-        try:
-            await self._store(batch)
-        except BaseException as caught:
-            error = caught
+        error = await self._store(batch)
         self._storing = False
-        for task in batch.followers:
-            trio.lowlevel.reschedule(
-                task, outcome.Value(None) if error is None else outcome.Error(copy.copy(error))
-            )
-        if not self._busy and self._waiting:
-            self._busy = True
-            trio.lowlevel.reschedule(self._waiting.popleft())
-        self._tell_drained()
+        for waiting in batch.members:
+            if waiting is not member:
+                trio.lowlevel.reschedule(
+                    waiting.task,
+                    outcome.Value(None) if error is None else outcome.Error(again(error)),
+                )
+        self.advance()
+        if batch.interrupt is not None:
+            raise batch.interrupt
         if error is not None:
             raise error
 
     # --- storing -------------------------------------------------------------------------
 
-    async def _store(self, batch: _OpenBatch) -> None:
+    async def _store(self, batch: OpenBatch) -> BaseException | None:
+        """Store and adopt a batch; what went wrong otherwise, and then nothing was published."""
         if self._poison is not None:
             self._adopter.revert()
-            raise copy.copy(self._poison)
+            return again(self._poison)
         drafts = batch.drafts
-        writes: list[tuple[Op, tuple[Any, ...]]] = []
-        flush = False
-        for draft in drafts:
-            writes += draft.writes
-            flush = flush or draft.flush
-        stored = Batch(
-            epoch=self.epoch,
-            seq=drafts[-1].seq,
-            next_id=self.next_id,
-            flush=flush,
-            writes=writes,
-        )
+        stored = self._writer.gather(drafts, self.next_id)
         try:
             self._failpoints.hit("commit.before")
-            await self._apply(stored)
+            await self._writer.apply(stored, batch)
             self._failpoints.hit("commit.after")
         except StorageRefusedError as refused:
             self._adopter.revert()
             self._adopter.refusing(True)
-            raise refused
+            return refused
         except HolderLostError as lost:
             self._adopter.revert()
             self.set_poison(lost)
-            raise
+            return lost
         except BaseException as unknown:
             # It may or may not be stored. Nobody is told anything but that.
             self._adopter.revert()
             poison = SessionPoisonedError(
                 self.storage.store, f"{type(unknown).__name__}: {unknown}"
             )
+            poison.__cause__ = unknown
             self.set_poison(poison)
-            raise poison from unknown
+            return poison
+        if self._poison is not None:
+            # Another holder was seen meanwhile. This batch is stored, but nothing may act on it.
+            self._adopter.revert()
+            return again(self._poison)
         self.published_seq = stored.seq
-        self._adopter.refusing(False)
-        self._adopter.adopt(drafts)
-
-    async def _apply(self, batch: Batch) -> None:
-        """Send the batch, again and again while the storage refuses it for certain."""
-        delay = 0.01
-        give_up_at: float | None = None
-        while True:
-            try:
-                if self._inline or (not batch.flush and len(batch.writes) <= _INLINE_WRITES_MAX):
-                    self.storage.apply(batch)
-                else:
-                    await self._writer.run(self.storage.apply, batch)
-            except StorageRefusedError:
-                now = trio.current_time()
-                if give_up_at is None:
-                    give_up_at = now + self._settings.storage_retry_seconds
-                if now + delay > give_up_at or self._closing:
-                    raise
-                await trio.sleep(delay)
-                delay = min(delay * 2, 1.0)
-            else:
-                return
+        try:
+            self._adopter.refusing(False)
+            self._adopter.adopt(drafts)
+        except BaseException as bug:
+            return self._fail_on_bug("publishing a commit", bug)
+        return None
 
     # --- closing -------------------------------------------------------------------------
 
+    def refuse_new(self) -> None:
+        """Refuse new commits from now on; those that have been accepted finish."""
+        self._closing = True
+
     async def drain(self) -> None:
         """Refuse new commits and wait, shielded, for the accepted ones."""
-        self._closing = True
-        while not self._quiet():
+        self.refuse_new()
+        while not self._is_quiet():
             self._drained = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(_unabortable)
-
-
-class _Body(Generic[TxT]):
-    """`async with line.body(draft) as tx`: takes the line, runs the block, ends the commit."""
-
-    def __init__(self, line: CommitLine, draft: TxT, place: str) -> None:
-        self._line = line
-        self._draft = draft
-        self._place = place
-        self._scope: trio.CancelScope | None = None
-        self._token: contextvars.Token[Draft | None] | None = None
-
-    async def __aenter__(self) -> TxT:
-        line = self._line
-        if (outer := _current_body.get()) is not None and outer.open:
-            raise NestedCommitError
-        await line._take()
-        line._begin(self._draft)
-        self._token = _current_body.set(self._draft)
-        line._body_since = trio.current_time()
-        self._scope = trio.CancelScope(deadline=line._body_since + line._settings.body_seconds_max)
-        self._scope.__enter__()
-        return self._draft
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        line, draft, scope = self._line, self._draft, self._scope
-        assert scope is not None
-        assert self._token is not None
-        try:
-            timed_out = scope.__exit__(kind, error, trace)
-        except BaseException as remaining:  # what is left of a group that held the cancellation
-            self._leave()
-            draft.discard()
-            await line._end(None)
-            raise remaining
-        self._leave()
-        if error is None:
-            try:
-                draft.seal()
-            except BaseException:
-                draft.discard()
-                await line._end(None)
-                raise
-            await line._end(draft)
-            return False
-        draft.discard()
-        await line._end(None)
-        if timed_out:
-            raise CommitBodyTimeoutError(line._settings.body_seconds_max, self._place) from None
-        return False
-
-    def _leave(self) -> None:
-        line = self._line
-        assert self._token is not None
-        assert line._body_since is not None
-        _current_body.reset(self._token)
-        elapsed = trio.current_time() - line._body_since
-        line._body_since = None
-        if elapsed > line._settings.body_report_seconds:
-            logger.warning("a commit body took %.2f s (%s)", elapsed, self._place)

@@ -128,9 +128,7 @@ class _ThreadWorker:
         task = trio.lowlevel.current_task()
         token = trio.lowlevel.current_trio_token()
         self._queue.put((fn, args, task, token))
-        answer: T = await trio.lowlevel.wait_task_rescheduled(
-            lambda _: trio.lowlevel.Abort.FAILED
-        )
+        answer: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         return answer
 
     def close(self) -> None:

@@ -7,28 +7,29 @@ stands on the session takes part as a `Participant` and in no other way.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
-from pidurable.errors import (
-    HolderLostError,
-    NotFoundError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
-from pidurable.records import _codec, _json
+from pidurable.errors import NotFoundError, PidurableError, SessionPoisonedError
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import Settings
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.session import _documents, _transcript
+from pidurable.session import _documents
+from pidurable.session._body import AsyncBody
 from pidurable.session._documents import Address, DocState
+from pidurable.session._history import Transcripts
 from pidurable.session._line import CommitLine
+from pidurable.session._reads import guarded_reads
+from pidurable.session._rows import (
+    conversation_of as conversation_of,
+    entry_of as entry_of,
+    submission_of as submission_of,
+)
 from pidurable.session._seams import (
     Blocking,
     Clock,
@@ -36,109 +37,23 @@ from pidurable.session._seams import (
     Randomness,
     logger,
 )
+from pidurable.session._service import Services
+from pidurable.session._staged import Participant, Staged
 from pidurable.session._transaction import Transaction
-from pidurable.storage import (
-    Batch,
-    ConversationRow,
-    EntryRow,
-    HolderClaim,
-    Op,
-    Storage,
-    SubmissionRow,
-)
+from pidurable.session._writer import BatchWriter
+from pidurable.storage import Batch, EntryRow, HolderClaim, Op, Storage
 
 T = TypeVar("T")
 DocT = TypeVar("DocT")
+TxT = TypeVar("TxT", bound=Transaction)
 
 _CONVERSATIONS_CACHED = 10_000
 _DOCUMENTS_CACHED = 4_096
-_RANGES_CACHED = 1_000
 _UNCLEAN_GAP = 2**20
-_CHECKPOINT_ROWS = 2_000
-_WAL_PAGES_MAX = 8_000
-
-
-class Participant(Protocol):
-    """What stands on the session: the scheduler, the agent layer's settlement, watches."""
-
-    def check_staged(self, tx: Any) -> None:
-        """On the line after a body: may refuse the commit (by raising) or add writes to it."""
-        ...
-
-    def joined(self, tx: Any) -> None:
-        """The commit was accepted: later bodies of this batch see it."""
-        ...
-
-    def committed(self, tx: Any) -> None:
-        """The commit is durable and published. Synchronous, must not fail."""
-        ...
-
-    def reverted(self) -> None:
-        """The batch failed: drop what was staged."""
-        ...
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """The session serves nothing more."""
-        ...
-
-    def refusing(self, refusing: bool) -> None:
-        """The storage has begun or stopped to refuse."""
-        ...
-
-
-def conversation_of(row: ConversationRow) -> Conversation:
-    return Conversation(
-        id=row.id,
-        uuid=row.uuid,
-        parent=row.parent,
-        parent_entry=row.parent_entry,
-        owner=row.owner,
-        key=row.key,
-        principal=row.principal,
-        created_us=row.created_us,
-    )
-
-
-def entry_of(row: EntryRow, codec: Codec) -> Entry:
-    return Entry(
-        id=row.id,
-        conversation_id=row.conversation,
-        seq=row.seq,
-        kind=row.kind,
-        messages=(
-            () if row.messages is None else _codec.decode_messages(_json.loads_stored(row.messages))
-        ),
-        data=None if row.data is None else _json.loads_stored(row.data),
-        head=row.head,
-        edits=() if row.edits is None else _codec.decode_edits(_json.loads_stored(row.edits)),
-        by_task=row.by_task,
-        at_us=row.at_us,
-        decode=codec.decode,
-    )
-
-
-def submission_of(row: SubmissionRow) -> SubmissionRecord:
-    return SubmissionRecord(
-        id=row.id,
-        conversation_id=row.conversation,
-        kind=row.kind,  # type: ignore[arg-type]
-        when_busy=row.when_busy,  # type: ignore[arg-type]
-        request_id=row.request_id,
-        digest=row.digest,
-        content=_json.loads_stored(row.content),
-        created_us=row.created_us,
-        status=row.status,  # type: ignore[arg-type]
-        entry=row.entry,
-        run=row.run,
-        answer=row.answer,
-        reason=row.reason,
-        detail=row.detail,
-        ended_us=row.ended_us,
-    )
 
 
 class Session:
-    """An open session. Made by `open_session`."""
+    """An open session over a storage that it holds."""
 
     def __init__(
         self,
@@ -155,7 +70,11 @@ class Session:
         inline: bool,
         codec: Codec,
     ) -> None:
-        self.storage = storage
+        """Take the storage and begin the line where its last holder stopped.
+
+        Raises:
+            StorageHeldError: A live holder has it, and `takeover` is False.
+        """
         self.settings = settings
         self.clock = clock
         self.blocking = blocking
@@ -167,81 +86,90 @@ class Session:
         self.uuid = head.uuid
         self.epoch = head.epoch
         self.clean = head.clean
+        # Commits that were shown but not flushed may be lost: what they used is not used again.
         gap = 0 if head.clean else _UNCLEAN_GAP
-        self._writer = blocking.worker("writer")
+        self.worker = blocking.worker("writer")
+        self.writer = BatchWriter(
+            storage,
+            worker=self.worker,
+            settings=settings,
+            epoch=head.epoch,
+            inline=inline,
+            power=durability == "power",
+        )
         self.line = CommitLine(
             storage,
-            writer=self._writer,
+            writer=self.writer,
             adopter=self,
             settings=settings,
-            clock=clock,
             failpoints=failpoints,
-            epoch=head.epoch,
             seq=head.seq + gap,
             next_id=head.next_id + (gap if durability == "process" else 0),
-            inline=inline,
         )
+        self.storage = guarded_reads(storage, self.line.current_draft)
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
         self._docs: OrderedDict[Address, DocState | None] = OrderedDict()
-        self._ranges: OrderedDict[int, list[Entry]] = OrderedDict()
-        self._building: dict[int, list[Entry]] = {}
-        self._staged: list[Transaction] = []
-        self.staged_unique: dict[tuple[Any, ...], Any] = {}
-        self._staged_docs: dict[Address, DocState | None] = {}
+        self._transcripts = Transcripts(self)
+        self._services = Services(self)
+        self._staged = Staged()
         self._refusing = False
-        self._confirmed_at = trio.current_time()
-        self._rows_since_checkpoint = 0
-        self._checkpoint_due = trio.Event()
         self.owner_conversation: Callable[[int], int | None] = lambda _: None
         """Set by the tasks layer: the conversation of a task."""
 
     # --- commits -------------------------------------------------------------------------
 
-    async def run(self, tx: Transaction, body: Callable[[Any], T]) -> T:
+    async def run(self, tx: TxT, body: Callable[[TxT], T]) -> T:
         """Run a body that awaits nothing as one commit."""
         return await self.line.run_sync(tx, body)
 
+    def body(self, tx: TxT, *, place: str = "") -> AsyncBody[TxT]:
+        """An async context manager that runs its block as one commit."""
+        return AsyncBody(self.line, tx, place=place)
+
     def transaction(self, *, flush: bool = True, by_task: int | None = None) -> Transaction:
+        """A transaction for `run` or `body`. Without `flush` it survives the process only."""
         return Transaction(self, flush=flush, by_task=by_task)
 
     # --- what a body sees ----------------------------------------------------------------
 
     def staged_conversation(self, conversation_id: int) -> Conversation:
-        for tx in self._staged:
-            for made in tx.conversations:
-                if made.id == conversation_id:
-                    return made
-        return self.conversation(conversation_id)
+        found = self._staged.conversations.get(conversation_id)
+        return self.conversation(conversation_id) if found is None else found
 
     def staged_submission(self, submission_id: int) -> SubmissionRecord | None:
-        for tx in reversed(self._staged):
-            found = tx.submissions.get(submission_id)
-            if found is not None:
-                return found
-        row = self.storage.submission(submission_id)
-        return None if row is None else submission_of(row)
+        found = self._staged.submissions.get(submission_id)
+        return self.submission(submission_id) if found is None else found
 
     def staged_open_submissions(self, conversation_id: int) -> dict[int, SubmissionRecord]:
-        """Submissions of a conversation that are queued or placed, as staged so far, by id."""
+        """Submissions of a conversation that were queued or placed, as staged so far, by id."""
         rows = self.storage.open_submissions(conversation_id)
         found = {row.id: submission_of(row) for row in rows}
-        for tx in self._staged:
-            for record in tx.submissions.values():
-                if record.conversation_id == conversation_id:
-                    found[record.id] = record
+        for record in self._staged.submissions.values():
+            if record.conversation_id == conversation_id:
+                found[record.id] = record
         return found
 
     def staged_entry(self, entry_id: int) -> Entry | None:
-        for tx in self._staged:
-            for entry in tx.entries:
-                if entry.id == entry_id:
-                    return entry
-        return None
+        return self._staged.entries.get(entry_id)
+
+    def staged_claim(self, key: tuple[Any, ...]) -> Any:
+        """What an earlier body of the batch claimed under a unique key, or None."""
+        return self._staged.unique.get(key)
 
     def staged_doc(self, address: Address) -> DocState | None:
-        if address in self._staged_docs:
-            return self._staged_docs[address]
+        if address in self._staged.docs:
+            return self._staged.docs[address]
         return self.doc(address)
+
+    async def fetch_doc(self, address: Address) -> None:
+        """Have a document in memory, so that `staged_doc` need not read. For `async with` bodies.
+
+        The line is held meanwhile, so what is read cannot be overtaken.
+        """
+        if address in self._staged.docs or address in self._docs:
+            return
+        state = await self.blocking.run(_documents.load, self.storage, address)
+        self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
 
     def staged_docs_of(self, scope: int, scope_id: int) -> list[Address]:
         """Addresses of the living documents of a scope."""
@@ -249,7 +177,7 @@ class Session:
             Address(row.name, row.scope, row.scope_id, row.key)
             for row in self.storage.documents(scope, scope_id)
         }
-        for address, state in self._staged_docs.items():
+        for address, state in self._staged.docs.items():
             if address.scope == scope and address.scope_id == scope_id:
                 (found.discard if state is None else found.add)(address)
         return sorted(found)
@@ -281,7 +209,6 @@ class Session:
     def doc(self, address: Address) -> DocState | None:
         """The committed state of a document, or None."""
         if address in self._docs:
-            self._docs.move_to_end(address)
             return self._docs[address]
         state = _documents.load(self.storage, address)
         self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
@@ -294,12 +221,38 @@ class Session:
     def snapshot(self, cls: type[DocT], scope_id: int = 0, *, key: str = "") -> DocT | None:
         """The committed value of a document, decoded; None where there is none. Never creates."""
         definition = _documents.definition_of(cls)
-        address = Address(definition.name, _documents.SCOPES[definition.scope], scope_id, key)
-        state = self.doc(address)
+        found: DocT | None = self._decoded(
+            definition, self.doc(_documents.address(definition, scope_id, key))
+        )
+        return found
+
+    async def snapshot_as_of(
+        self, cls: type[DocT], conversation_id: int, entry_id: int, *, key: str = ""
+    ) -> DocT | None:
+        """The value that a rewindable document had after the commit of an entry.
+
+        An entry that a fork shares with its parent shows the parent's document.
+
+        Raises:
+            InvalidArgumentError: The document is not rewindable.
+            NotFoundError: The entry is not in the history of the conversation.
+        """
+        definition = _documents.definition_of(cls)
+        _documents.check_rewindable(definition)
+        row = self.storage.entry(entry_id)
+        if row is None or row.seq > self.line.published_seq:
+            raise NotFoundError("entry", entry_id)
+        home = self._transcripts.home_of(conversation_id, row)
+        address = _documents.address(definition, home, key)
+        state = await self.blocking.run(_documents.load_as_of, self.storage, address, row.seq)
+        found: DocT | None = self._decoded(definition, state)
+        return found
+
+    def _decoded(self, definition: _documents.DocumentDefinition, state: DocState | None) -> Any:
         if state is None:
             return None
         value = _documents.migrated(definition, state)
-        return self.codec.decode(value, cls, path=f"$<{definition.name}>")  # type: ignore[no-any-return]
+        return self.codec.decode(value, definition.cls, path=f"$<{definition.name}>")
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
         row = self.storage.submission(submission_id)
@@ -307,8 +260,10 @@ class Session:
 
     @staticmethod
     def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+        # Kept in the order of their last change, not of their last look: looking is frequent.
+        if key in cache:
+            cache.move_to_end(key)
         cache[key] = value
-        cache.move_to_end(key)
         if len(cache) > most:
             cache.popitem(last=False)
 
@@ -318,125 +273,56 @@ class Session:
         return entry_of(row, self.codec)
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
-        """The committed entries in context range, oldest first. Kept for busy conversations."""
-        found = self._ranges.get(conversation_id)
-        if found is not None:
-            self._ranges.move_to_end(conversation_id)
-            return list(found)
-        arrived = self._building.setdefault(conversation_id, [])
-        try:
-            rows = await self.blocking.run(self._read_range, conversation_id)
-        finally:
-            self._building.pop(conversation_id, None)
-        # The read may have seen a batch that is not published yet: it arrives by itself.
-        entries = {row.id: self.entry_of(row) for row in rows if row.seq <= self.line.published_seq}
-        entries.update((entry.id, entry) for entry in arrived)
-        current = _transcript.context_range([entries[id] for id in sorted(entries)])
-        self._keep(self._ranges, conversation_id, current, _RANGES_CACHED)
-        return list(current)
-
-    def _lineage(self, conversation_id: int) -> list[tuple[int, int | None]]:
-        """(conversation, first entry id that no longer counts) from the newest up."""
-        chain: list[tuple[int, int | None]] = [(conversation_id, None)]
-        current = self.conversation(conversation_id)
-        while current.parent is not None:
-            assert current.parent_entry is not None
-            chain.append((current.parent, current.parent_entry + 1))
-            current = self.conversation(current.parent)
-        return chain
-
-    def _read_range(self, conversation_id: int) -> list[EntryRow]:
-        """Rows from the newest head's target on, over all ancestors."""
-        chain = self._lineage(conversation_id)
-        start = 0
-        for member, before in chain:
-            newest = self.storage.last_head(member, before=before)
-            if newest is not None:
-                assert newest.head is not None
-                start = newest.head - 1
-                break
-        rows: list[EntryRow] = []
-        for member, before in reversed(chain):
-            rows += self._read_all(member, after=start, before=before)
-        return rows
-
-    def _read_all(
-        self, conversation_id: int, *, after: int = 0, before: int | None = None
-    ) -> list[EntryRow]:
-        rows: list[EntryRow] = []
-        while True:
-            page = self.storage.entries(conversation_id, after=after, before=before, limit=1000)
-            rows += page
-            if len(page) < 1000:
-                return rows
-            after = page[-1].id
+        """The committed entries in context range, in order. Kept for busy conversations."""
+        return await self._transcripts.context_entries(conversation_id)
 
     async def history(
         self, conversation_id: int, *, after: int = 0, before: int | None = None, limit: int = 200
     ) -> list[Entry]:
         """The newest `limit` entries of the history with after < id < before, oldest first."""
+        return await self._transcripts.history(
+            conversation_id, after=after, before=before, limit=limit
+        )
 
-        def read() -> list[EntryRow]:
-            rows: list[EntryRow] = []
-            for member, cut in self._lineage(conversation_id):
-                bound = min((b for b in (cut, before) if b is not None), default=None)
-                rows += self.storage.entries(
-                    member, after=after, before=bound, limit=limit - len(rows), reverse=True
-                )
-                if len(rows) >= limit:
-                    break
-            return rows
+    def check_in_history(self, conversation_id: int, entry_id: int) -> None:
+        """Refuse an entry that is not in the history of a conversation, as staged so far.
 
-        published = self.line.published_seq
-        rows = await self.blocking.run(read)
-        return [self.entry_of(row) for row in reversed(rows) if row.seq <= published]
+        Raises:
+            NotFoundError: It does not exist, or stands elsewhere.
+        """
+        found = self.staged_entry(entry_id) or self.storage.entry(entry_id)
+        if found is None:
+            raise NotFoundError("entry", entry_id)
+        home = found.conversation if isinstance(found, EntryRow) else found.conversation_id
+        if home != conversation_id:
+            self._transcripts.home_of(conversation_id, found)
 
     # --- the line's adopter --------------------------------------------------------------
 
     def join(self, draft: Transaction) -> None:
-        self._staged.append(draft)
-        if draft.unique:
-            self.staged_unique.update(draft.unique)
-        if draft.docs:
-            self._staged_docs.update(draft.docs)
+        self._staged.add(draft)
         for participant in self.participants:
             participant.joined(draft)
 
     def adopt(self, drafts: list[Transaction]) -> None:
-        self._staged = []
-        self.staged_unique = {}
-        self._staged_docs = {}
+        self._staged = Staged()
+        rows = 0
+        participants = self.participants
         for tx in drafts:
-            self._rows_since_checkpoint += len(tx.writes)
+            rows += len(tx.writes)
             for made in tx.conversations:
                 self._keep(self._conversations, made.id, made, _CONVERSATIONS_CACHED)
-            for address, state in tx.docs.items():
-                self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+            if tx.docs:
+                for address, state in tx.docs.items():
+                    self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
             for entry in tx.entries:
-                self._publish_entry(entry)
-            for participant in self.participants:
+                self._transcripts.publish(entry)
+            for participant in participants:
                 participant.committed(tx)
-        if self._rows_since_checkpoint >= _CHECKPOINT_ROWS:
-            self._rows_since_checkpoint = 0
-            self._checkpoint_due.set()
-
-    def _publish_entry(self, entry: Entry) -> None:
-        building = self._building.get(entry.conversation_id)
-        if building is not None:
-            building.append(entry)
-        current = self._ranges.get(entry.conversation_id)
-        if current is not None:
-            longer = _transcript.extend_range(current, entry)
-            if longer is None:
-                # A head at an earlier entry: what it reaches back to may not be in the range.
-                del self._ranges[entry.conversation_id]
-            else:
-                self._ranges[entry.conversation_id] = longer
+        self._services.stored(rows)
 
     def revert(self) -> None:
-        self._staged = []
-        self.staged_unique = {}
-        self._staged_docs = {}
+        self._staged = Staged()
         for participant in self.participants:
             participant.reverted()
 
@@ -450,65 +336,17 @@ class Session:
             for participant in self.participants:
                 participant.refusing(refusing)
 
-    # --- background ----------------------------------------------------------------------
+    # --- life ----------------------------------------------------------------------------
 
     def confirmed(self) -> bool:
         """Whether a sign of life was stored within the last lease: else no phase may start."""
-        return trio.current_time() - self._confirmed_at < self.settings.lease_seconds
+        return self._services.is_confirmed()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Heartbeats and checkpoints, for as long as the session is open."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._serve_heartbeat)
-            nursery.start_soon(self._serve_checkpoints)
-            task_status.started()
+        """Heartbeats, checkpoints and reports, for as long as the session is open."""
+        await self._services.serve(task_status=task_status)
 
-    async def _serve_heartbeat(self) -> None:
-        reported: float | None = None
-        while self.line.poison is None:
-            await trio.sleep(self.settings.heartbeat_seconds)
-            since = self.line.body_since
-            if (
-                since is not None
-                and since != reported
-                and (trio.current_time() - since > self.settings.body_seconds_max)
-            ):
-                reported = since
-                logger.warning(
-                    "a commit body holds the line for more than %.0f s",
-                    (trio.current_time() - since),
-                )
-            asked_at = trio.current_time()
-            try:
-                with trio.CancelScope(shield=True):
-                    await self._writer.run(self.storage.heartbeat, self.epoch, self.clock.now_us())
-            except HolderLostError as lost:
-                self.line.set_poison(lost)
-            except StorageRefusedError as refused:
-                logger.warning("the heartbeat was not stored: %s", refused)
-            except Exception as unknown:
-                # Not confirmed. If the storage is broken, the next commit says so.
-                logger.warning("the heartbeat failed: %s", unknown)
-            else:
-                self._confirmed_at = asked_at
-
-    async def _serve_checkpoints(self) -> None:
-        while self.line.poison is None:
-            await self._checkpoint_due.wait()
-            self._checkpoint_due = trio.Event()
-            try:
-                with trio.CancelScope(shield=True):
-                    pages = await self.blocking.run(self.storage.checkpoint)
-                    if pages > _WAL_PAGES_MAX and self.line.poison is None:
-                        # Beside a busy writer a passive checkpoint may never catch up.
-                        await self._writer.run(self._checkpoint_whole)
-            except Exception as unknown:
-                # The log only grows meanwhile; a commit meets the same trouble and reports it.
-                logger.warning("a checkpoint failed: %s", unknown)
-
-    def _checkpoint_whole(self) -> None:
-        self.storage.checkpoint(truncate=True)
-
+    @trio.lowlevel.enable_ki_protection
     async def close(self, closing_writes: Callable[[], list[tuple[Op, tuple[Any, ...]]]]) -> None:
         """Let accepted commits finish, store the closing mark, close the storage. Shielded."""
         with trio.CancelScope(shield=True):
@@ -517,22 +355,24 @@ class Session:
                 if self.line.poison is None:
                     batch = Batch(
                         epoch=self.epoch,
-                        seq=self.line.published_seq + 1,
+                        seq=self.line.draw_seq(),
                         next_id=self.line.next_id,
                         flush=True,
                         writes=closing_writes(),
                         clean=True,
                     )
-                    await self._writer.run(self._store_closing, batch)
+                    await self.worker.run(self._store_closing, batch)
             finally:
-                await self._writer.run(self.storage.close)
-                self._writer.close()
+                try:
+                    await self.worker.run(self.storage.close)
+                finally:
+                    self.worker.close()
 
     def _store_closing(self, batch: Batch) -> None:
         try:
             self.storage.apply(batch)
             self.storage.release(self.epoch)
-        except (StorageRefusedError, HolderLostError) as refused:
+        except PidurableError as refused:
             # Everything accepted is durable; without the mark the next opening recovers.
             logger.warning("closed without the closing mark: %s", refused)
 
@@ -546,8 +386,3 @@ async def serving(session: Session) -> AsyncIterator[Session]:
             yield session
         finally:
             nursery.cancel_scope.cancel()
-
-
-def poison_copy(error: SessionPoisonedError) -> SessionPoisonedError:
-    """A copy to raise: one exception object must not be raised in several tasks."""
-    return copy.copy(error)

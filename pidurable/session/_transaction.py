@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from pidurable.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    OwnedTooDeepError,
-    TransactionClosedError,
-)
-from pidurable.records import _codec, _json, _patch
+from pidurable.errors import OwnedTooDeepError, check
+from pidurable.records import _codec, _json
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import Message
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.session import _documents
-from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
+from pidurable.session._document_work import DocumentWork
 from pidurable.storage import (
     ConversationRow,
     EntryRow,
@@ -36,74 +28,43 @@ from pidurable.storage import (
 if TYPE_CHECKING:
     from pidurable.session._session import Session
 
-DocT = TypeVar("DocT")
-
 
 def text_digest(text: str) -> str:
     """SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@attrs.define(eq=False)
-class _DocDraft:
-    """A mutable copy of a document that a body works on."""
-
-    definition: DocumentDefinition
-    address: Address
-    before: Any
-    """The staged value in today's shape; None for a new document."""
-    value: Any
-
-
-@attrs.define(eq=False)
-class _DocPending:
-    """What a body has done to one document so far. Its rows are made when the body ends."""
-
-    definition: DocumentDefinition | None
-    state: DocState | None
-    """As before this commit; None for a new document."""
-    value: Any
-    ops: list[Any] = attrs.Factory(list)
-    retired: bool = False
-
-
-class Transaction:
+class Transaction(DocumentWork):
     """One commit in the making. Obtained from `harness.commit()` or `ctx.commit()`."""
 
     def __init__(self, session: Session, *, by_task: int | None = None, flush: bool = True) -> None:
-        self.seq = 0
-        self.writes: list[tuple[Op, tuple[Any, ...]]] = []
-        self.open = True
+        super().__init__(session)
         self.flush = flush
         self.entries: list[Entry] = []
-        self.doc_changes: list[DocChange] = []
         self.conversations: list[Conversation] = []
         self.submissions: dict[int, SubmissionRecord] = {}
         self.unique: dict[tuple[Any, ...], Any] = {}
-        self._session = session
+        """What this commit claims for itself, under keys that nobody else may claim."""
         self._by_task = by_task
-        self.docs: dict[Address, DocState | None] = {}
-        self._pending: dict[Address, _DocPending] = {}
-        self._drafts: list[_DocDraft] = []
-        self._broken: BaseException | None = None
 
     # --- life of the body ----------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if not self.open:
-            raise TransactionClosedError
-
     def seal(self) -> None:
         """Called by the line when the body has returned: compare drafts, ask the participants."""
-        if self._broken is not None:
+        if self.broken is not None:
             # The body swallowed a failed read; what it decided stands on nothing.
-            raise self._broken
-        for draft in self._drafts:
-            self._seal_draft(draft)
-        for address, pending in self._pending.items():
-            self._seal_pending(address, pending)
+            raise self.broken
+        self.seal_documents()
         for participant in self._session.participants:
             participant.check_staged(self)
+        if self.broken is not None:
+            raise self.broken
+        for key, value in self.unique.items():
+            standing = self._session.staged_claim(key)
+            check(
+                standing is None or standing == value,
+                f"two commits of one batch claim {key!r}",
+            )
         self.open = False
 
     def discard(self) -> None:
@@ -129,25 +90,10 @@ class Transaction:
         found = self.submissions.get(submission_id)
         return found if found is not None else self._session.staged_submission(submission_id)
 
-    def doc_value(self, address: Address) -> Any:
-        """The JSON value at an address as staged so far; None where there is no document."""
-        pending = self._pending.get(address)
-        if pending is not None:
-            return None if pending.retired else pending.value
-        state = self._doc_state(address)
-        return None if state is None else state.value
-
-    def _doc_state(self, address: Address) -> DocState | None:
-        try:
-            return self._session.staged_doc(address)
-        except BaseException as error:
-            self._broken = error
-            raise
-
     def claimed(self, key: tuple[Any, ...]) -> Any:
         """What was claimed under a unique key in this batch, or None."""
         found = self.unique.get(key)
-        return found if found is not None else self._session.staged_unique.get(key)
+        return found if found is not None else self._session.staged_claim(key)
 
     def draw_id(self) -> int:
         """The next id of the session."""
@@ -203,12 +149,12 @@ class Transaction:
         edits_text = None
         if edits:
             for edit in edits:
-                self._check_entry(edit.target)
+                self._check_entry(conversation_id, edit.target)
             edits_text = _json.dumps(_codec.encode_edits(edits), path="$.edits", bytes_max=limit)
         if head is not None:
             head = head or number
             if head != number:
-                self._check_entry(head)
+                self._check_entry(conversation_id, head)
         at_us = session.clock.now_us()
         self.writes.append(
             (
@@ -239,17 +185,18 @@ class Transaction:
                 edits=tuple(edits),
                 by_task=self._by_task,
                 at_us=at_us,
+                decode=session.codec.decode,
             )
         )
         return number
 
-    def _check_entry(self, entry_id: int) -> None:
-        if any(entry.id == entry_id for entry in self.entries):
-            return
-        if self._session.storage.entry(entry_id) is None and not self._session.staged_entry(
-            entry_id
+    def _check_entry(self, conversation_id: int, entry_id: int) -> None:
+        if any(
+            entry.id == entry_id and entry.conversation_id == conversation_id
+            for entry in self.entries
         ):
-            raise NotFoundError("entry", entry_id)
+            return
+        self._session.check_in_history(conversation_id, entry_id)
 
     def add_conversation(
         self, *, owner: int | None = None, key: str | None = None, principal: str = ""
@@ -291,165 +238,6 @@ class Transaction:
             )
         )
         return made
-
-    # --- documents -----------------------------------------------------------------------
-
-    def _address(self, cls: type, scope_id: int | None, key: str) -> Address:
-        definition = _documents.definition_of(cls)
-        if definition.scope == "session":
-            scope_id = 0
-        elif scope_id is None:
-            raise InvalidArgumentError(
-                "scope_id", f"document {definition.name!r} belongs to a {definition.scope}"
-            )
-        if definition.scope == "conversation":
-            self.conversation(scope_id)
-        if bool(key) != definition.family:
-            raise InvalidArgumentError(
-                "key",
-                "a family needs a key, other documents take none",
-                repr(key),
-            )
-        return Address(definition.name, _documents.SCOPES[definition.scope], scope_id, key)
-
-    async def document(
-        self, cls: type[DocT], scope_id: int | None = None, *, key: str = ""
-    ) -> DocT:
-        """Get or create a mutable draft of a document; the commit stores what changed.
-
-        Comparing costs the size of the document. Streams use `append_text` and `patch`.
-
-        Raises:
-            DocumentTooNewError: It was written by a newer version of the class.
-            MigrationError: `migrate` could not read what is stored.
-        """
-        self._check_open()
-        address = self._address(cls, scope_id, key)
-        for draft in self._drafts:
-            if draft.address == address:
-                return draft.value
-        definition = _documents.definition_of(cls)
-        before = self._today(definition, address)
-        value = (
-            cls()
-            if before is None
-            else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
-        )
-        self._drafts.append(_DocDraft(definition, address, before, value))
-        return value
-
-    def _today(self, definition: DocumentDefinition, address: Address) -> Any:
-        """The staged JSON at an address in today's shape, or None."""
-        pending = self._pending.get(address)
-        if pending is not None:
-            return None if pending.retired else pending.value
-        state = self._doc_state(address)
-        return None if state is None else _documents.migrated(definition, state)
-
-    def append_text(
-        self, cls: type, scope_id: int | None, path: str, text: str, *, key: str = ""
-    ) -> None:
-        """Grow the string at `path` (a JSON pointer) of a document. Costs the size of `text`."""
-        self.patch(cls, scope_id, [{"op": "append", "path": path, "value": text}], key=key)
-
-    def patch(self, cls: type, scope_id: int | None, ops: Sequence[Any], *, key: str = "") -> None:
-        """Apply JSON Patch operations (RFC 6902 and `append`) to a document. O(change).
-
-        Raises:
-            NotFoundError: The document does not exist; create it with `document` first.
-            NotJsonError: An operation does not fit the value; the path says where.
-        """
-        address = self._address(cls, scope_id, key)
-        if self.doc_value(address) is None:
-            raise NotFoundError("document", address.name, "Create it with tx.document first.")
-        self.patch_doc(_documents.definition_of(cls), address, ops)
-
-    def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
-        """End a document. A new one at the same address is a new incarnation."""
-        address = self._address(cls, scope_id, key)
-        if self.doc_value(address) is None:
-            raise NotFoundError("document", address.name)
-        self._drafts = [draft for draft in self._drafts if draft.address != address]
-        self._retire(address)
-
-    def retire_scope(self, scope: int, scope_id: int) -> None:
-        """End every document of a scope (a task that ended)."""
-        for address in self._session.staged_docs_of(scope, scope_id):
-            if address not in self._pending:
-                self._retire(address)
-
-    def _retire(self, address: Address) -> None:
-        pending = self._pending.pop(address, None)
-        state = pending.state if pending is not None else self._doc_state(address)
-        if state is not None:
-            self._pending[address] = _DocPending(None, state, None, retired=True)
-
-    def put_doc(self, definition: DocumentDefinition, address: Address, value: Any) -> None:
-        """Create a document from JSON."""
-        self._check_open()
-        earlier = self._pending.get(address)
-        if earlier is not None and earlier.retired:
-            raise InvalidArgumentError(
-                address.name, "was retired in this commit; create it again in the next one"
-            )
-        self._pending[address] = _DocPending(definition, None, value)
-
-    def patch_doc(
-        self, definition: DocumentDefinition, address: Address, ops: Sequence[Any]
-    ) -> None:
-        """Change a document that exists by operations on its JSON, in today's shape."""
-        self._check_open()
-        if not ops:
-            return
-        pending = self._pending.get(address)
-        if pending is None:
-            state = self._doc_state(address)
-            assert state is not None
-            pending = _DocPending(definition, state, state.value)
-            if state.version != definition.version:
-                pending.value = _documents.migrated(definition, state)
-                pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
-        pending.value = _patch.apply(pending.value, ops)
-        if pending.state is not None:
-            pending.ops += ops
-        self._pending[address] = pending
-
-    def _seal_draft(self, draft: _DocDraft) -> None:
-        path = f"$<{draft.definition.name}>"
-        value = self._session.codec.encode(draft.value, draft.definition.cls, path=path)
-        if draft.before is None:
-            self.put_doc(draft.definition, draft.address, value)
-            return
-        self.patch_doc(draft.definition, draft.address, _patch.diff(draft.before, value))
-
-    def _seal_pending(self, address: Address, pending: _DocPending) -> None:
-        """Make the rows of one document: a retirement, a first base, or one revision."""
-        state = pending.state
-        if pending.retired:
-            assert state is not None
-            self.docs[address] = None
-            self.doc_changes.append(DocChange(address, state.value, None, []))
-            self.writes.append((Op.DOCUMENT_RETIRE, (state.id,)))
-            return
-        assert pending.definition is not None
-        if state is None:
-            number = self._session.line.draw_id()
-            after, rows = _documents.create(
-                number, address, pending.definition, pending.value, self.seq
-            )
-            self.doc_changes.append(DocChange(address, None, after.value, []))
-        else:
-            after, rows = _documents.change(
-                state,
-                pending.ops,
-                pending.value,
-                version=pending.definition.version,
-                seq=self.seq,
-                settings=self._session.settings,
-            )
-            self.doc_changes.append(DocChange(address, state.value, after.value, pending.ops))
-        self.docs[address] = after
-        self.writes += rows
 
     # --- submissions ---------------------------------------------------------------------
 

@@ -1,0 +1,304 @@
+"""What a commit does to documents: drafts, patches, retirements, and the rows they become.
+
+Drafts are compared when the body has returned; patches are applied at once. Both end in one list of
+operations per document, so a commit writes one revision of it however often it was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from pidurable.errors import InvalidArgumentError, NotFoundError, TransactionClosedError, check
+from pidurable.records import _json, _patch
+from pidurable.records._entries import Conversation
+from pidurable.session import _documents
+from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
+from pidurable.storage import Op
+
+if TYPE_CHECKING:
+    from pidurable.session._session import Session
+
+DocT = TypeVar("DocT")
+
+
+@attrs.define(eq=False)
+class _DocDraft:
+    """A mutable copy of a document that a body works on."""
+
+    definition: DocumentDefinition
+    address: Address
+    before: Any
+    """The staged value in today's shape, when the draft was last compared; None for a new one."""
+    value: Any
+
+
+@attrs.define(eq=False)
+class _DocPending:
+    """What a body has done to one document so far. Its rows are made when the body ends."""
+
+    definition: DocumentDefinition
+    state: DocState | None
+    """As before this commit; None for a new document."""
+    value: Any
+    ops: list[Any] = attrs.Factory(list)
+
+
+class DocumentWork:
+    """The part of a transaction that is about documents."""
+
+    def __init__(self, session: Session) -> None:
+        self.seq = 0
+        self.writes: list[tuple[Op, tuple[Any, ...]]] = []
+        self.open = True
+        self.broken: BaseException | None = None
+        """A read of the body that failed."""
+        self.doc_changes: list[DocChange] = []
+        self.docs: dict[Address, DocState | None] = {}
+        self._session = session
+        self._pending: dict[Address, _DocPending] = {}
+        self._retired: dict[Address, DocState] = {}
+        """What stood at an address before this commit and was retired by it."""
+        self._drafts: list[_DocDraft] = []
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise TransactionClosedError
+
+    def conversation(self, conversation_id: int) -> Conversation:
+        """The record of a conversation; see the transaction."""
+        raise NotImplementedError
+
+    # --- reading -------------------------------------------------------------------------
+
+    def doc_value(self, address: Address) -> Any:
+        """The JSON value at an address as staged so far; None where there is no document.
+
+        Drafts are not looked at: they count when the body ends.
+        """
+        pending = self._pending.get(address)
+        if pending is not None:
+            return pending.value
+        state = self._doc_state(address)
+        return None if state is None else state.value
+
+    def _doc_state(self, address: Address) -> DocState | None:
+        """What stands at an address, apart from the changes of this commit that are pending."""
+        if address in self._retired:
+            return None
+        return self._session.staged_doc(address)
+
+    def _address(self, cls: type, scope_id: int | None, key: str) -> Address:
+        definition = _documents.definition_of(cls)
+        if definition.scope == "session":
+            scope_id = 0
+        elif scope_id is None:
+            raise InvalidArgumentError(
+                "scope_id", f"document {definition.name!r} belongs to a {definition.scope}"
+            )
+        if definition.scope == "conversation":
+            self.conversation(scope_id)
+        return _documents.address(definition, scope_id, key)
+
+    def _today(self, definition: DocumentDefinition, address: Address) -> Any:
+        """The staged JSON at an address in today's shape, or None."""
+        pending = self._pending.get(address)
+        if pending is not None:
+            return pending.value
+        state = self._doc_state(address)
+        return None if state is None else _documents.migrated(definition, state)
+
+    # --- changing ------------------------------------------------------------------------
+
+    async def document(
+        self, cls: type[DocT], scope_id: int | None = None, *, key: str = ""
+    ) -> DocT:
+        """Get or create a mutable draft of a document; the commit stores what changed.
+
+        Comparing costs the size of the document. Streams use `append_text` and `patch`. What is
+        assigned into the draft is copied when the body ends; the draft itself is dead after that.
+
+        Args:
+            cls: A class declared with `@document`.
+            scope_id: The conversation or task it belongs to; not needed for the session's.
+            key: Which one of a family.
+
+        Raises:
+            DocumentTooNewError: It was written by a newer version of the class.
+            MigrationError: `migrate` could not read what is stored.
+        """
+        self._check_open()
+        address = self._address(cls, scope_id, key)
+        for draft in self._drafts:
+            if draft.address == address:
+                return draft.value  # type: ignore[no-any-return]
+        definition = _documents.definition_of(cls)
+        await self._session.fetch_doc(address)
+        self._check_open()
+        before = self._today(definition, address)
+        value = (
+            cls()
+            if before is None
+            else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
+        )
+        self._drafts.append(_DocDraft(definition, address, before, value))
+        return value
+
+    def append_text(
+        self, cls: type, scope_id: int | None, path: str, text: str, *, key: str = ""
+    ) -> None:
+        """Grow the string at `path` (a JSON pointer) of a document. Costs the size of `text`."""
+        self.patch(cls, scope_id, [{"op": "append", "path": path, "value": text}], key=key)
+
+    def patch(self, cls: type, scope_id: int | None, ops: Sequence[Any], *, key: str = "") -> None:
+        """Apply JSON Patch operations (RFC 6902 and `append`) to a document. O(change).
+
+        Where the commit has a draft of it too, what the draft holds by now is applied first; the
+        draft does not see the patch, and what is changed in it later is applied after it.
+
+        Raises:
+            NotFoundError: The document does not exist; create it with `document` first.
+            NotJsonError: An operation does not fit the value; the path says where.
+        """
+        self._check_open()
+        address = self._address(cls, scope_id, key)
+        for draft in self._drafts:
+            if draft.address == address:
+                self._compare(draft)
+        if self.doc_value(address) is None:
+            raise NotFoundError("document", address.name, "Create it with tx.document first.")
+        self.patch_doc(_documents.definition_of(cls), address, ops)
+
+    def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
+        """End a document. A new one at the same address is a new incarnation, with a new id.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        self._check_open()
+        address = self._address(cls, scope_id, key)
+        drafted = any(draft.address == address for draft in self._drafts)
+        if self.doc_value(address) is None and not drafted:
+            raise NotFoundError("document", address.name)
+        self._retire(address)
+
+    def touches(self, scope: int, scope_id: int) -> bool:
+        """Whether this commit has changed, or may have changed, a document of a scope."""
+        addresses = (*self._pending, *self._retired, *(draft.address for draft in self._drafts))
+        return any(each.scope == scope and each.scope_id == scope_id for each in addresses)
+
+    def retire_scope(self, scope: int, scope_id: int) -> None:
+        """End every document of a scope (a task that ended)."""
+        for address in self._session.staged_docs_of(scope, scope_id):
+            self._retire(address)
+        for address in list(self._pending):
+            if address.scope == scope and address.scope_id == scope_id:
+                self._retire(address)
+        self._drafts = [
+            draft
+            for draft in self._drafts
+            if (draft.address.scope, draft.address.scope_id) != (scope, scope_id)
+        ]
+
+    def _retire(self, address: Address) -> None:
+        self._drafts = [draft for draft in self._drafts if draft.address != address]
+        pending = self._pending.pop(address, None)
+        if address not in self._retired:
+            state = pending.state if pending is not None else self._doc_state(address)
+            if state is not None:
+                self._retired[address] = state
+
+    def put_doc(self, definition: DocumentDefinition, address: Address, value: Any) -> None:
+        """Create a document from JSON, which must not be changed afterwards."""
+        self._check_open()
+        check(
+            address not in self._pending and self._doc_state(address) is None,
+            f"document {address} was to be created and exists",
+        )
+        self._pending[address] = _DocPending(definition, None, value)
+
+    def patch_doc(
+        self, definition: DocumentDefinition, address: Address, ops: Sequence[Any]
+    ) -> None:
+        """Change a document that exists by operations on its JSON, in today's shape."""
+        self._check_open()
+        if not ops:
+            return
+        copied = _copied(ops, address)
+        pending = self._pending.get(address)
+        if pending is None:
+            state = self._doc_state(address)
+            check(state is not None, f"document {address} was to be changed and does not exist")
+            assert state is not None
+            pending = _DocPending(definition, state, state.value)
+            if state.version != definition.version:
+                pending.value = _documents.migrated(definition, state)
+                pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
+        pending.value = _patch.apply(pending.value, copied)
+        if pending.state is not None:
+            pending.ops += copied
+        self._pending[address] = pending
+
+    # --- the end of the body -------------------------------------------------------------
+
+    def seal_documents(self) -> None:
+        """Compare the drafts and make the rows of every document that changed."""
+        for draft in self._drafts:
+            self._compare(draft)
+        for address, state in self._retired.items():
+            self.docs[address] = None
+            self.doc_changes.append(DocChange(address, state.value, None, []))
+            self.writes.append((Op.DOCUMENT_RETIRE, (state.id,)))
+        for address, pending in self._pending.items():
+            self._store(address, pending)
+
+    def _compare(self, draft: _DocDraft) -> None:
+        """Turn what a draft has become since it was last compared into operations."""
+        path = f"$<{draft.definition.name}>"
+        value = self._session.codec.encode(draft.value, draft.definition.cls, path=path)
+        if draft.before is None:
+            self.put_doc(draft.definition, draft.address, value)
+        else:
+            self.patch_doc(draft.definition, draft.address, _patch.diff(draft.before, value))
+        draft.before = value
+
+    def _store(self, address: Address, pending: _DocPending) -> None:
+        """Make the rows of one document: a first base, or one revision."""
+        session = self._session
+        state = pending.state
+        if state is None:
+            after, rows = _documents.create(
+                session.line.draw_id(),
+                address,
+                pending.definition,
+                pending.value,
+                seq=self.seq,
+                settings=session.settings,
+            )
+            self.doc_changes.append(DocChange(address, None, after.value, []))
+        else:
+            after, rows = _documents.change(
+                state,
+                pending.ops,
+                pending.value,
+                version=pending.definition.version,
+                seq=self.seq,
+                settings=session.settings,
+            )
+            self.doc_changes.append(DocChange(address, state.value, after.value, pending.ops))
+        self.docs[address] = after
+        self.writes += rows
+
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
+    """Copy operations: what the caller goes on to do with its lists must not reach the store."""
+    if all(type(op) is dict and type(op.get("value")) in _SCALARS for op in ops):
+        # The usual case. What is in the strings is checked when the row is made.
+        return [{**op} for op in ops]
+    copied: list[Any] = _json.check_json(list(ops), f"$<{address.name}>")
+    return copied

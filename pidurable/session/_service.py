@@ -1,0 +1,104 @@
+"""What a session does beside its commits: signs of life, checkpoints of the log, slow bodies.
+
+The heartbeat is the one thing that keeps others from taking the session over, so it is counted
+from when it was asked for, not from when the answer came; and only it counts, since only it is what
+another process looks at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from pidurable.errors import HolderLostError, PidurableError, StorageRefusedError
+from pidurable.session._body import watch_bodies
+from pidurable.session._seams import logger
+
+if TYPE_CHECKING:
+    from pidurable.session._session import Session
+
+_CHECKPOINT_PAGES = 1_000
+_PAGES_PER_BATCH = 3
+"""What a batch writes beside its rows: the head, and the inner pages of the tables."""
+_WAL_PAGES_MAX = 8_000
+
+
+class Services:
+    """Background work of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._confirmed_at = trio.current_time()
+        self._pages = 0
+        self._checkpoint_due = trio.Event()
+
+    def is_confirmed(self) -> bool:
+        """Whether a sign of life was stored within the last lease."""
+        return trio.current_time() - self._confirmed_at < self._session.settings.lease_seconds
+
+    def stored(self, rows: int) -> None:
+        """Count a batch that went to the log, in pages as well as they can be guessed."""
+        self._pages += rows + _PAGES_PER_BATCH
+        if self._pages >= _CHECKPOINT_PAGES:
+            self._pages = 0
+            self._checkpoint_due.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_heartbeat)
+            nursery.start_soon(self._serve_checkpoints)
+            nursery.start_soon(watch_bodies, self._session.line)
+            task_status.started()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve_heartbeat(self) -> None:
+        session = self._session
+        while session.line.poison is None:
+            await trio.sleep(session.settings.heartbeat_seconds)
+            asked_at = trio.current_time()
+            try:
+                with trio.CancelScope(shield=True):
+                    await session.worker.run(
+                        session.storage.heartbeat, session.epoch, session.clock.now_us()
+                    )
+            except HolderLostError as lost:
+                session.line.set_poison(lost)
+            except StorageRefusedError as refused:
+                logger.warning("the heartbeat was not stored: %s", refused)
+            except PidurableError as unknown:
+                # Not confirmed. If the storage is broken, the next commit says so.
+                logger.warning("the heartbeat failed: %s", unknown)
+            else:
+                self._confirmed_at = asked_at
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve_checkpoints(self) -> None:
+        session = self._session
+        while session.line.poison is None:
+            await self._checkpoint_due.wait()
+            self._checkpoint_due = trio.Event()
+            try:
+                with trio.CancelScope(shield=True):
+                    await session.blocking.run(session.storage.checkpoint)
+                    # What came meanwhile, between two batches, which takes a millisecond: only a
+                    # log that was moved whole is begun again from its start. One that grows costs
+                    # each flush about 0.2 ms more (ext4), for the new size of the file.
+                    pages = await session.worker.run(session.storage.checkpoint)
+                    if pages > _WAL_PAGES_MAX and session.line.poison is None:
+                        await self._checkpoint_whole()
+            except PidurableError as unknown:
+                # The log only grows meanwhile; a commit meets the same trouble and reports it.
+                logger.warning("a checkpoint failed: %s", unknown)
+
+    async def _checkpoint_whole(self) -> None:
+        """Empty the log. Beside a busy writer a passive checkpoint may never catch up."""
+        session = self._session
+        # It takes the write lock, so it stands in line with the batches in the writer's thread,
+        # and none is written in the loop meanwhile: that would stop the loop, not just the batch.
+        session.writer.inline_pauses += 1
+        try:
+            await session.worker.run(lambda: session.storage.checkpoint(truncate=True))
+        finally:
+            session.writer.inline_pauses -= 1

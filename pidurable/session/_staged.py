@@ -1,0 +1,66 @@
+"""What takes part in the commits of a session, and what the open batch has staged so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from pidurable.errors import SessionPoisonedError
+from pidurable.records._entries import Conversation, Entry
+from pidurable.records._submissions import SubmissionRecord
+from pidurable.session._documents import Address, DocState
+
+if TYPE_CHECKING:
+    from pidurable.session._transaction import Transaction
+
+
+class Participant(Protocol):
+    """What stands on the session: the scheduler, the agent layer's settlement, watches."""
+
+    def check_staged(self, tx: Any) -> None:
+        """On the line after a body: may refuse the commit (by raising) or add writes to it."""
+        ...
+
+    def joined(self, tx: Any) -> None:
+        """The commit was accepted: later bodies of this batch see it."""
+        ...
+
+    def committed(self, tx: Any) -> None:
+        """The commit is durable and published. Synchronous, must not fail."""
+        ...
+
+    def reverted(self) -> None:
+        """The batch failed: drop what was staged."""
+        ...
+
+    def poisoned(self, error: SessionPoisonedError) -> None:
+        """The session serves nothing more."""
+        ...
+
+    def refusing(self, refusing: bool) -> None:
+        """The storage has begun or stopped to refuse."""
+        ...
+
+
+@attrs.define(eq=False)
+class Staged:
+    """What the accepted bodies of the open batch have made, by id; dropped with the batch."""
+
+    conversations: dict[int, Conversation] = attrs.Factory(dict)
+    submissions: dict[int, SubmissionRecord] = attrs.Factory(dict)
+    entries: dict[int, Entry] = attrs.Factory(dict)
+    unique: dict[tuple[Any, ...], Any] = attrs.Factory(dict)
+    docs: dict[Address, DocState | None] = attrs.Factory(dict)
+
+    def add(self, tx: Transaction) -> None:
+        if tx.conversations:
+            self.conversations.update((made.id, made) for made in tx.conversations)
+        if tx.submissions:
+            self.submissions.update(tx.submissions)
+        for entry in tx.entries:
+            self.entries[entry.id] = entry
+        if tx.unique:
+            self.unique.update(tx.unique)
+        if tx.docs:
+            self.docs.update(tx.docs)
