@@ -6,6 +6,7 @@ commands without a process of its own.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +25,6 @@ from pidurable.records._codes import (
     NOT_MOVING,
     TOOL_ERRORS,
     UNANSWERED,
-    explain_code,
 )
 
 __all__ = ["build_app", "run_app"]
@@ -201,17 +201,28 @@ def _add_work(app: App, host: Host) -> None:
         Args:
             code: As shown by `task show`, `resume` and in errors.
         """
-        text = explain_code(code)
-        if text is None:
-            tables = (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, ABORTS)
-            known = sorted({name for table in tables for name in table})
-            import difflib
-
-            near = difflib.get_close_matches(code, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Codes are: {', '.join(known)}."
-            raise NotFoundError("reason code", repr(code[:100]), hint)
-        host.out(f"{code}: {text}")
+        host.out(_explanations(code))
         return Exit.DONE
+
+
+_TABLES = {
+    "of a blocked task": BLOCKED,
+    "why a task does not move": NOT_MOVING,
+    "of an unanswered submission": UNANSWERED,
+    "of a tool call": TOOL_ERRORS,
+    "of an abort": ABORTS,
+}
+
+
+def _explanations(code: str) -> list[str]:
+    """Every meaning of a code: some words are used in more than one place."""
+    found = [f"{code} ({what}): {table[code]}" for what, table in _TABLES.items() if code in table]
+    if found:
+        return found
+    known = sorted({name for table in _TABLES.values() for name in table})
+    near = difflib.get_close_matches(code, known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Codes are: {', '.join(known)}."
+    raise NotFoundError("reason code", repr(code[:100]), hint)
 
 
 def _add_tasks(app: App, host: Host) -> None:

@@ -181,7 +181,8 @@ def explain_error(error: BaseException) -> Explained:
         )
     for kinds, code, remedy in _RULES:
         if isinstance(chosen, kinds):
-            return Explained(code, str(chosen), _hint(chosen) or remedy)
+            said = isinstance(chosen, errors.NotFoundError) and bool(chosen.hint)
+            return Explained(code, str(chosen), "" if said else remedy)
     if isinstance(chosen, errors.PidurableError):
         return Explained(Exit.FAILED, str(chosen), "")
     if isinstance(chosen, OSError):
@@ -196,11 +197,6 @@ def explain_error(error: BaseException) -> Explained:
         f"internal error, {type(chosen).__name__}: {chosen}",
         "Please report it; with PIDURABLE_DEBUG=1 the traceback is shown.",
     )
-
-
-def _hint(error: BaseException) -> str:
-    # The message of these ends with its own hint already.
-    return " " if isinstance(error, errors.NotFoundError) and error.hint else ""
 
 
 def debugging() -> bool:

@@ -66,8 +66,11 @@ async def run_prompt(
             root = await harness.root(agent=AgentChange(model=options.model, cwd=options.cwd))
             await _check_unfinished(harness, root, request_id, go_on=go_on)
             await _configure(root, options)
-            submission = await root.submit(prompt, request_id=request_id)
-            return await _see_through(host, options, harness, root, [submission], interrupts)
+
+            async def hand_in() -> list[Submission]:
+                return [await root.submit(prompt, request_id=request_id)]
+
+            return await _see_through(host, options, harness, root, hand_in, interrupts)
 
 
 def _check_prompt(prompt: str) -> None:
@@ -149,9 +152,13 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
             root = await harness.root()
             if options.model is not None or options.cwd_given:
                 await _configure(root, options)
-            submissions = [Submission(harness, id) for id in plan.submissions]
+
+            async def hand_in() -> list[Submission]:
+                await trio.lowlevel.checkpoint()
+                return [Submission(harness, id) for id in plan.submissions]
+
             return await _see_through(
-                host, options, harness, root, submissions, interrupts, resumed=True
+                host, options, harness, root, hand_in, interrupts, resumed=True
             )
 
 
@@ -167,6 +174,9 @@ async def _read_plan(options: Options, registry: Registry) -> Plan:
 # --- seeing it through ------------------------------------------------------------------------
 
 
+HandIn = Callable[[], Awaitable[list[Submission]]]
+
+
 @attrs.define(eq=False)
 class _End:
     """How the wait ended; the first that happens decides."""
@@ -180,7 +190,7 @@ async def _see_through(
     options: Options,
     harness: Harness,
     root: Conversation,
-    submissions: Sequence[Submission],
+    hand_in: HandIn,
     interrupts: Interrupts,
     *,
     resumed: bool = False,
@@ -196,7 +206,7 @@ async def _see_through(
 
             nursery.start_soon(run)
 
-        first(lambda: _finish(host, options, harness, root, submissions, end, interrupts, resumed))
+        first(lambda: _finish(host, options, harness, root, hand_in, end, interrupts, resumed))
         first(lambda: _leave_in_order(host, harness, interrupts))
         first(lambda: _notice_stuck(host, harness))
     if end.code is not None:
@@ -209,16 +219,17 @@ async def _finish(
     options: Options,
     harness: Harness,
     root: Conversation,
-    submissions: Sequence[Submission],
+    hand_in: HandIn,
     end: _End,
     interrupts: Interrupts,
     resumed: bool,
 ) -> Exit | None:
     async with following(host, harness, root, interrupts) as watched:
+        # Watched before anything is handed in, so that its beginning is seen too.
         harness.start()
         timeout = float("inf") if options.timeout is None else options.timeout
         with trio.move_on_after(timeout) as scope:
-            for submission in submissions:
+            for submission in await hand_in():
                 end.settled.append(await submission.wait())
             if resumed:
                 await harness.wait_for_idle()

@@ -183,7 +183,7 @@ class Story:
         self.run, self.run_since, self.calls, self.text = None, None, {}, ""
         if event.status == "done":
             return [f"run {event.run} done{took}"]
-        return [f"run {event.run} unanswered{took}{reason_text(event.reason, event.detail)}"]
+        return [f"run {event.run} unanswered{took}"]
 
 
 def reason_text(reason: str | None, detail: str | None) -> str:
@@ -209,7 +209,7 @@ def _answer_lines(entry: Entry) -> list[str]:
             # Without calls it is the final answer, which is the result and not told here.
             if message.tool_calls and message.text.strip():
                 lines += clean(message.text).strip().split("\n")
-        else:
+        elif message.status == "aborted" or message.text:
             kept = len(message.text)
             why = f" ({clean_line(message.error or '', chars_max=LINE_CHARS_MAX)})"
             lines.append(
