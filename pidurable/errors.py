@@ -350,7 +350,10 @@ class MissingExtraError(PidurableError, ImportError):
     needed_for: str
 
     def __str__(self) -> str:
-        return f"{self.needed_for} needs an extra. Install it with: pip install 'pidurable[{self.extra}]'"
+        return (
+            f"{self.needed_for} needs an extra. "
+            f"Install it with: pip install 'pidurable[{self.extra}]'"
+        )
 
 
 # --- expected, decide -------------------------------------------------------------------------
@@ -371,7 +374,7 @@ class UnansweredError(PidurableError):
 
 @attrs.define(eq=False)
 class OutcomeUnknownError(PidurableError):
-    """Raised by a tool whose other side died in mid-call: the effect may or may not have happened."""
+    """Raised by a tool whose other side died in mid-call: its effect may or may not be there."""
 
     detail: str = "the other side ended in the middle of the call"
 
@@ -403,13 +406,15 @@ class ConversationBusyError(PidurableError):
 
 @attrs.define(eq=False)
 class ConversationFullError(PidurableError):
-    """The queue of this conversation is full. Nothing was stored; try again after some are placed."""
+    """The queue of this conversation is full. Nothing was stored; try again when it is shorter."""
 
     conversation: int
     queued_max: int
 
     def __str__(self) -> str:
-        return f"conversation {self.conversation} has {self.queued_max} queued items, the most allowed"
+        return (
+            f"conversation {self.conversation} has {self.queued_max} queued items, the most allowed"
+        )
 
 
 @attrs.define(eq=False)

@@ -7,7 +7,7 @@ can.
 
 from __future__ import annotations
 
-from pidurable.registry import Extension, SectionInput, section
+from pidurable import Extension, SectionInput, section
 
 from ._files import edit as edit, read as read, write as write
 from ._shell import bash as bash

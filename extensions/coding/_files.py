@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from pidurable.errors import InvalidArgumentError
-from pidurable.registry import Env, ToolCall, ToolResult, display_path, nearest_name, tool
+from pidurable import Env, ToolCall, ToolResult, display_path, nearest_name, tool
 
 from ._text import looks_binary, mark_controls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pidurable.errors import InvalidArgumentError
-from pidurable.registry import ExitStatus, ToolCall, ToolResult, tool
+from pidurable import ExitStatus, ToolCall, ToolResult, tool
 
 from ._text import OutputText
 
