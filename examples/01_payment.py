@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from bank import Bank
-from shop import Card, Payment
 
 from pidurable import Extension, Harness, Outcome, Registry, open_harness
+
+from bank import Bank
+from shop import Card, Payment
 
 
 def open_shop(folder: Path, bank: Bank, **options: Any) -> AbstractAsyncContextManager[Harness]:

@@ -15,11 +15,21 @@ from typing import Any
 
 import attrs
 import trio
+
+from pidurable import (
+    Extension,
+    Registry,
+    Task,
+    TaskContext,
+    TaskId,
+    TaskRecord,
+    nothing_to_undo,
+    open_harness,
+    phase,
+)
+
 from bank import Bank
 from shop import Begin, Card, Payment, Receipt, Refund
-
-from pidurable import Extension, Registry, Task, TaskContext, TaskId, TaskRecord
-from pidurable import nothing_to_undo, open_harness, phase
 
 
 @attrs.frozen

@@ -16,8 +16,16 @@ from pathlib import Path
 
 import trio
 
-from pidurable import AgentChange, Extension, Models, Registry, ToolCall, ToolExecutionUpdate
-from pidurable import open_harness, tool
+from pidurable import (
+    AgentChange,
+    Extension,
+    Models,
+    Registry,
+    ToolCall,
+    ToolExecutionUpdate,
+    open_harness,
+    tool,
+)
 from pidurable.testing import ScriptedCall, ScriptedModel, ScriptedProvider, Stall, Step, When
 
 CITIES = ["Bergen", "Dakar", "Quito"]

@@ -9,9 +9,10 @@ outcome. Whatever line the process dies at, the key makes the second attempt har
 from __future__ import annotations
 
 import attrs
-from bank import Bank, CardDeclined
 
 from pidurable import Task, TaskContext, entry, nothing_to_undo, phase
+
+from bank import Bank, CardDeclined
 
 
 @attrs.frozen

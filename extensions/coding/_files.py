@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from pidurable.errors import InvalidArgumentError
 from pidurable import Env, ToolCall, ToolResult, display_path, nearest_name, tool
+from pidurable.errors import InvalidArgumentError
 
 from ._text import looks_binary, mark_controls
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pidurable.errors import InvalidArgumentError
 from pidurable import ExitStatus, ToolCall, ToolResult, tool
+from pidurable.errors import InvalidArgumentError
 
 from ._text import OutputText
 

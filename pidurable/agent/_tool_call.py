@@ -30,7 +30,13 @@ from pidurable.agent._documents import (
 )
 from pidurable.agent._progress import CallOutput, bounded_output, clean_output
 from pidurable.agent._services import Agent, AgentServices
-from pidurable.errors import NotJsonError, OutcomeUnknownError
+from pidurable.errors import (
+    NotJsonError,
+    OutcomeUnknownError,
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
 from pidurable.records import _json
 from pidurable.records._ids import TaskId
 from pidurable.records._messages import Block, JsonValue, TextBlock, ToolResultMessage
@@ -164,6 +170,10 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         except OutcomeUnknownError as unknown:
             await call.diagnostic("error", str(unknown))
             return _with_output(_error("interrupted", f"{_UNKNOWN}\n{unknown}"), call)
+        except (SessionClosedError, SessionPoisonedError, StorageRefusedError):
+            # Never the tool's fault, for instance a child's answer that a close no longer waits
+            # for: the call stays where it is, and the next holder takes it up.
+            raise
         except Exception as raised:
             info = error_info(raised)
             ctx.report(raised)
