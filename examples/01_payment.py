@@ -11,23 +11,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from pidurable import Extension, Harness, Outcome, Registry, open_harness
+from pidurable import Outcome
 
 from bank import Bank
-from shop import Card, Payment
-
-
-def open_shop(folder: Path, bank: Bank, **options: Any) -> AbstractAsyncContextManager[Harness]:
-    """Open the shop's store with the payment installed; needed in every process that works."""
-    registry = Registry()
-    registry.install(Extension("shop", tasks=[Payment(bank)]))
-    return open_harness(folder / "shop.sqlite", registry=registry, **options)
+from shop import Card, Payment, open_shop
 
 
 async def pay(folder: Path, bank: Bank, card: Card, **options: Any) -> Outcome[Any]:

@@ -16,20 +16,10 @@ from typing import Any
 import attrs
 import trio
 
-from pidurable import (
-    Extension,
-    Registry,
-    Task,
-    TaskContext,
-    TaskId,
-    TaskRecord,
-    nothing_to_undo,
-    open_harness,
-    phase,
-)
+from pidurable import Task, TaskContext, TaskId, TaskRecord, nothing_to_undo, phase
 
 from bank import Bank
-from shop import Begin, Card, Payment, Receipt, Refund
+from shop import Begin, Card, Payment, Receipt, Refund, open_shop
 
 
 @attrs.frozen
@@ -71,9 +61,7 @@ class Checkout(Task[list[Card], Begin | Settle, int]):
 
 async def check_out(folder: Path, bank: Bank, cards: list[Card], **opts: Any) -> list[TaskRecord]:
     """Check out, or go on with what an earlier process began; returns all tasks, ended."""
-    registry = Registry()
-    registry.install(Extension("shop", tasks=[Checkout(), Payment(bank), Refund(bank)]))
-    async with open_harness(folder / "shop.sqlite", registry=registry, **opts) as shop:
+    async with open_shop(folder, bank, Checkout(), **opts) as shop:
         await (await shop.root()).create_task(Checkout, cards, key="order-1")
         await shop.wait_for_idle()
         return shop.tasks()

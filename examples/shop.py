@@ -8,9 +8,23 @@ outcome. Whatever line the process dies at, the key makes the second attempt har
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
 import attrs
 
-from pidurable import Task, TaskContext, entry, nothing_to_undo, phase
+from pidurable import (
+    Extension,
+    Harness,
+    Registry,
+    Task,
+    TaskContext,
+    entry,
+    nothing_to_undo,
+    open_harness,
+    phase,
+)
 
 from bank import Bank, CardDeclined
 
@@ -100,3 +114,12 @@ class Refund(Task[Receipt, Begin, None]):
     async def begin(self, at: Begin, ctx: TaskContext[Receipt, Begin, None]) -> None:
         await self.bank.refund(ctx.input.key)
         await ctx.complete(None)
+
+
+def open_shop(
+    folder: Path, bank: Bank, *more: Task[Any, Any, Any], **options: Any
+) -> AbstractAsyncContextManager[Harness]:
+    """Open the shop's store with its definitions installed, as every process that works must."""
+    registry = Registry()
+    registry.install(Extension("shop", tasks=[Payment(bank), Refund(bank), *more]))
+    return open_harness(folder / "shop.sqlite", registry=registry, **options)

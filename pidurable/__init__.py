@@ -51,6 +51,12 @@ from pidurable.harness._events import (
     TurnStart as TurnStart,
 )
 from pidurable.harness._open import Harness as Harness, open_harness as open_harness
+from pidurable.harness._reader import (
+    HolderView as HolderView,
+    Reader as Reader,
+    TreeRow as TreeRow,
+    open_reader as open_reader,
+)
 from pidurable.harness._submission import Settled as Settled, Submission as Submission
 from pidurable.records._entries import (
     Conversation as ConversationRecord,

@@ -17,6 +17,11 @@ from pidurable.testing._conformance_base import (
     ConformanceCase as ConformanceCase,
     StorageFactory as StorageFactory,
 )
+from pidurable.testing._failpoints import (
+    CountPoints as CountPoints,
+    Failpoints as Failpoints,
+    KillAt as KillAt,
+)
 from pidurable.testing._faulty import (
     Fault as Fault,
     FaultyStorage as FaultyStorage,
