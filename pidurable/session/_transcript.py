@@ -7,6 +7,7 @@ head of their own. `exchange` makes a valid exchange of it, whatever happened:
 * every tool result directly follows its call, in call order, whatever was interleaved;
 * a call without a result gets an error result, a result without a call is dropped;
 * blank text is left out, or becomes "(no output)" where something must stand;
+* where an answer would follow an answer, or come first, "(no output)" stands as what was asked;
 * assistant messages that were aborted, failed or deferred contribute nothing;
 * a system message preceded only by user messages moves to the front.
 
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from pidurable.records._entries import Conversation, Entry
+from pidurable.records._entries import Entry
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
@@ -56,20 +57,22 @@ def context_range(entries: Sequence[Entry]) -> list[Entry]:
     if newest is None:
         return list(entries)
     assert newest.head is not None
-    rest = [e for e in entries if e.id >= newest.head and e.head is None]
-    if newest.head == newest.id:
-        return [newest, *rest]
-    return [newest, *rest]
+    return [newest, *(e for e in entries if e.id >= newest.head and e.head is None)]
 
 
 def extend_range(current: list[Entry], entry: Entry) -> list[Entry] | None:
-    """The range after one more entry, in O(1); None if it must be derived from the history."""
+    """The range after one more entry, in O(that entry) for all but a head.
+
+    Returns:
+        The new range, which may be `current` itself, grown; None if the head reaches back before
+        what is in the range, so that it must be derived from the history.
+    """
     if entry.head is None:
         current.append(entry)
         return current
-    if entry.head == entry.id:
-        return [entry]
-    return None
+    if current and current[0].head is not None and entry.head < current[0].head:
+        return None
+    return [entry, *(e for e in current if e.id >= entry.head and e.head is None)]
 
 
 def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
@@ -101,12 +104,13 @@ def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
                 out.append(ContextMessage(attrs.evolve(message, blocks=blocks), item.entry))
         else:
             out.append(item)
-    return _system_first(out)
+    return _alternating(_system_first(out))
 
 
 def _flatten(entries: Sequence[Entry]) -> list[ContextMessage]:
     edits: dict[int, tuple[Message, ...] | None] = {}
-    for entry in entries:
+    # The entry with the head comes first in the range, and its edits are the newest all the same.
+    for entry in sorted(entries, key=lambda entry: entry.id):
         for edit in entry.edits:
             edits[edit.target] = edit.messages
     flat: list[ContextMessage] = []
@@ -148,7 +152,7 @@ def _result(
     found: ContextMessage | None, entry: int, index: int, call: ToolCallBlock, at_us: int
 ) -> ContextMessage:
     if found is None:
-        message = ToolResultMessage(
+        missing = ToolResultMessage(
             call=(entry, index),
             name=call.name,
             blocks=(TextBlock(text=INTERRUPTED),),
@@ -156,10 +160,11 @@ def _result(
             at_us=at_us,
             code="interrupted",
         )
-        return ContextMessage(message, entry)
+        return ContextMessage(missing, entry)
     assert isinstance(found.message, ToolResultMessage)
     blocks = _visible(found.message.blocks) or (TextBlock(text=NO_OUTPUT),)
-    return ContextMessage(attrs.evolve(found.message, blocks=blocks), found.entry)
+    message = attrs.evolve(found.message, blocks=blocks, name=call.name)
+    return ContextMessage(message, found.entry)
 
 
 def _system_first(messages: list[ContextMessage]) -> list[ContextMessage]:
@@ -172,14 +177,18 @@ def _system_first(messages: list[ContextMessage]) -> list[ContextMessage]:
     return messages
 
 
-def lineage(
-    conversation: Conversation, parents: dict[int, Conversation]
-) -> list[tuple[int, int | None]]:
-    """(conversation, last entry that counts or None) from the oldest ancestor down."""
-    chain: list[tuple[int, int | None]] = [(conversation.id, None)]
-    current = conversation
-    while current.parent is not None:
-        chain.append((current.parent, current.parent_entry))
-        current = parents[current.parent]
-    chain.reverse()
-    return chain
+def _alternating(messages: list[ContextMessage]) -> list[ContextMessage]:
+    """Let something stand before an answer that nothing was asked before."""
+    out: list[ContextMessage] = []
+    last: Message | None = None
+    for item in messages:
+        message = item.message
+        if isinstance(message, AssistantMessage) and (
+            last is None or (isinstance(last, AssistantMessage) and not last.tool_calls)
+        ):
+            stand_in = UserMessage(blocks=(TextBlock(text=NO_OUTPUT),), at_us=message.at_us)
+            out.append(ContextMessage(stand_in, item.entry))
+        if not isinstance(message, SystemMessage):
+            last = message
+        out.append(item)
+    return out
