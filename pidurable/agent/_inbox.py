@@ -9,6 +9,7 @@ and its result. Every submission ends exactly once, in the commit that ends its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,10 @@ class GenerationInput:
 
 Content = str | Sequence[Block]
 
+REQUEST_ID_CHARACTERS_MAX = 512
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
 
 def blocks_of(content: Content) -> tuple[Block, ...]:
     """The blocks of user input; refuses what a model could not be sent."""
@@ -57,6 +62,11 @@ def blocks_of(content: Content) -> tuple[Block, ...]:
             )
         if isinstance(block, TextBlock) and not isinstance(block.text, str):
             raise InvalidArgumentError(f"content[{place}].text", "expected a str", show(block.text))
+        if isinstance(block, ImageBlock) and (
+            not isinstance(block.blob, str) or _SHA256.fullmatch(block.blob) is None
+        ):
+            problem = "expected the SHA-256 of the image's bytes, in lower-case hex"
+            raise InvalidArgumentError(f"content[{place}].blob", problem, show(block.blob))
     if not any(not isinstance(b, TextBlock) or b.text.strip() for b in blocks):
         raise InvalidArgumentError("content", "expected text that is not blank", show(content))
     return blocks
@@ -88,10 +98,12 @@ def submit(
         raise InvalidArgumentError(
             "when_busy", "expected 'follow_up', 'steer' or 'reject'", show(when_busy)
         )
-    if request_id is not None and (
-        not isinstance(request_id, str) or not 0 < len(request_id) <= 512
-    ):
-        raise InvalidArgumentError("request_id", "expected 1 to 512 characters", show(request_id))
+    if request_id is not None:
+        if not isinstance(request_id, str) or not 0 < len(request_id) <= REQUEST_ID_CHARACTERS_MAX:
+            most = REQUEST_ID_CHARACTERS_MAX
+            problem = f"expected a str of 1 to {most} characters"
+            raise InvalidArgumentError("request_id", problem, show(request_id))
+        _json.check_json(request_id, "$.request_id")
     tx.conversation(conversation_id)
     encoded = encode_blocks(blocks_of(content))
     digest = text_digest(
@@ -127,7 +139,7 @@ def submit(
         return record.id
     if inbox:
         update_doc(tx, InboxDocument, conversation_id, items=[])
-    start_run(session, tx, conversation_id, [*inbox, item])
+    start_run(tx, conversation_id, [*inbox, item])
     return record.id
 
 
@@ -141,14 +153,12 @@ def _by_request(
     return None if claimed is None else tx.submission(claimed)
 
 
-def start_run(
-    session: Session, tx: TreeTransaction, conversation_id: int, items: Sequence[Any]
-) -> int:
+def start_run(tx: TreeTransaction, conversation_id: int, items: Sequence[Any]) -> int:
     """Place items and create the first generation of a run that answers them."""
     from pidurable.agent._generation import Generation
 
     run = tx.create_task(Generation, GenerationInput(), conversation=conversation_id)
-    place(session, tx, conversation_id, items, run=run)
+    place(tx, conversation_id, items, run=run)
     update_doc(
         tx,
         LiveDocument,
@@ -164,7 +174,6 @@ def start_run(
 
 
 def place(
-    session: Session,
     tx: TreeTransaction,
     conversation_id: int,
     items: Sequence[Any],
@@ -180,14 +189,14 @@ def place(
             tx.update_submission(attrs.evolve(record, status="placed", entry=entry, run=int(run)))
 
 
-def place_steers(session: Session, tx: TreeTransaction, conversation_id: int, run: int) -> None:
+def place_steers(tx: TreeTransaction, conversation_id: int, run: int) -> None:
     """The boundary after a tool round: every steer joins the run."""
     items = read_doc(tx, InboxDocument, conversation_id)["items"]
     steers = [item for item in items if item["mode"] == "steer"]
     if steers:
         rest = [item for item in items if item["mode"] != "steer"]
         update_doc(tx, InboxDocument, conversation_id, items=rest)
-        place(session, tx, conversation_id, steers, run=run)
+        place(tx, conversation_id, steers, run=run)
 
 
 def end_run(
@@ -229,7 +238,7 @@ def end_run(
         if taken:
             rest = [item for item in items if item not in taken]
             update_doc(tx, InboxDocument, conversation_id, items=rest)
-            start_run(session, tx, conversation_id, taken)
+            start_run(tx, conversation_id, taken)
             return
     update_doc(
         tx,
@@ -245,7 +254,7 @@ def end_run(
 
 
 def withdraw_queued(
-    session: Session, tx: TreeTransaction, conversation_id: int, *, reason: str = "withdrawn"
+    tx: TreeTransaction, conversation_id: int, *, reason: str = "withdrawn"
 ) -> list[SubmissionRecord]:
     """Take back everything queued in a conversation; the content stays with the submission."""
     items = read_doc(tx, InboxDocument, conversation_id)["items"]

@@ -3,7 +3,11 @@
 Buffers collect deltas in memory and mark themselves dirty; one flusher per session puts all dirty
 buffers into one commit per tick, and stretches the tick so that progress takes at most a tenth of
 the loop. Such a commit carries nothing but progress: it is shown once it survives the death of the
-process, and the next flushed commit makes it safe from a loss of power too.
+process, and the next flushed commit makes it safe from a loss of power too. Holds at all times:
+
+* a closed buffer writes nothing more, also if a flush that took it is still waiting for the line;
+* what a buffer shows is bounded, whatever is streamed into it;
+* a progress commit that fails loses progress, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,17 +23,25 @@ from pidurable.agent._documents import (
     read_doc,
     update_doc,
 )
-from pidurable.errors import (
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
+from pidurable.agent._output import Keep, OutputCollector, clean_output
+from pidurable.errors import PidurableError, SessionClosedError, SessionPoisonedError
+from pidurable.session._seams import logger
 from pidurable.session._transaction import Transaction
+from pidurable.tasks._errors import bounded
 from pidurable.tasks._runtime import Runtime
 from pidurable.tasks._transaction import TreeTransaction
 
 _SHARE = 10
 """A tick lasts at least this many times what the flush before it took."""
+
+PARTIAL_CHARACTERS_MAX = 256 * 1024
+"""Of an answer that is being streamed, more than this is not shown before it is complete."""
+
+_BLOCK_CHARACTERS = 64
+"""What each further block of a partial answer counts, besides its text."""
+
+DIAGNOSTICS_MAX = 16
+DIAGNOSTIC_BYTES_MAX = 1024
 
 
 class Buffer(Protocol):
@@ -62,20 +74,30 @@ class Progress:
         self._dirty.pop(id(buffer), None)
 
     async def serve(self) -> None:
-        """Flush for as long as the harness is open."""
+        """Flush for as long as the session serves."""
         took = 0.0
         while True:
             await self._wake.wait()
             await trio.sleep(max(self._runtime.session.settings.progress_seconds, took * _SHARE))
             self._wake = trio.Event()
             began = trio.current_time()
-            await self.flush()
+            try:
+                await self.flush()
+            except (SessionPoisonedError, SessionClosedError):
+                # Whoever waits on the session is told by the session itself.
+                return
             took = trio.current_time() - began
 
     async def flush(self) -> None:
-        """Put everything dirty into one commit."""
+        """Put everything dirty into one commit.
+
+        Raises:
+            SessionPoisonedError, SessionClosedError: Nothing can be stored any more.
+        """
         buffers = list(self._dirty.values())
         self._dirty.clear()
+        if not buffers:
+            return
 
         def body(tx: TreeTransaction) -> None:
             for buffer in buffers:
@@ -83,8 +105,11 @@ class Progress:
 
         try:
             await self._runtime.commit(body, flush=False)
-        except (StorageRefusedError, SessionPoisonedError, SessionClosedError):
+        except (SessionPoisonedError, SessionClosedError):
+            raise
+        except PidurableError as refused:
             # Progress may be lost; the commit that ends the stream carries the whole.
+            logger.warning("progress was not stored: %s", refused)
             for buffer in buffers:
                 buffer.lost()
 
@@ -100,23 +125,32 @@ class PartialAnswer:
         self._written: list[int] = []
         """By block, how many pieces are staged already."""
         self._whole = True
+        self._closed = False
+        self._kept = 0
+        self.characters = 0
+        """How many were streamed, shown or not."""
 
     def add(self, kind: str, text: str) -> None:
         """More of a text or thinking block; another kind begins the next block."""
-        if not self._texts or self._texts[-1][0] != kind:
+        self.characters += len(text)
+        begins = not self._texts or self._texts[-1][0] != kind
+        cost = len(text) + (_BLOCK_CHARACTERS if begins else 0)
+        if self._kept + cost > PARTIAL_CHARACTERS_MAX:
+            self._kept = PARTIAL_CHARACTERS_MAX
+            return
+        self._kept += cost
+        if begins:
             self._texts.append((kind, []))
         self._texts[-1][1].append(text)
         self._progress.mark(self)
 
     def blocks(self) -> list[dict[str, str]]:
+        """The blocks as `pi.live` shows them."""
         return [{"type": kind, "text": "".join(pieces)} for kind, pieces in self._texts]
-
-    def characters(self) -> int:
-        return sum(len(piece) for _, pieces in self._texts for piece in pieces)
 
     def write(self, tx: Transaction) -> None:
         live = read_doc(tx, LiveDocument, self._conversation)
-        if live["generation"] != self._generation or not self._texts:
+        if self._closed or live["generation"] != self._generation or not self._texts:
             return
         if self._whole or live["partial"] is None:
             update_doc(tx, LiveDocument, self._conversation, partial={"blocks": self.blocks()})
@@ -138,6 +172,8 @@ class PartialAnswer:
         self._whole = True
 
     def close(self) -> None:
+        """Show nothing more: what follows is committed by the generation itself."""
+        self._closed = True
         self._progress.forget(self)
 
 
@@ -152,24 +188,41 @@ class CallOutput:
         *,
         bytes_max: int,
         lines_max: int,
-        keep: str,
+        keep: Keep,
     ) -> None:
         self._progress = progress
         self._conversation = conversation_id
         self._task = task_id
+        self._closed = False
+        self._diagnostics_dropped = 0
         self.collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
         self.details: Any = None
         self.diagnostics: list[dict[str, str]] = []
-        self._shown = ""
 
     def add(self, text: str) -> None:
+        """More output."""
         self.collector.add(text)
         self._progress.mark(self)
 
-    def changed(self) -> None:
+    def show(self, details: Any) -> None:
+        """Replace the details."""
+        self.details = details
+        self._progress.mark(self)
+
+    def diagnose(self, severity: str, text: str) -> None:
+        """Add a remark; of more than 16 the rest is counted."""
+        if len(self.diagnostics) >= DIAGNOSTICS_MAX:
+            self._diagnostics_dropped += 1
+            text = f"{self._diagnostics_dropped} more diagnostics were dropped"
+            self.diagnostics = self.diagnostics[:DIAGNOSTICS_MAX]
+            severity = "warning"
+        text = bounded(clean_output(text), DIAGNOSTIC_BYTES_MAX)
+        self.diagnostics.append({"severity": severity, "text": text})
         self._progress.mark(self)
 
     def write(self, tx: Transaction) -> None:
+        if self._closed:
+            return
         live = read_doc(tx, LiveDocument, self._conversation)
         place = find_call(live, self._task)
         if place is None:
@@ -194,73 +247,9 @@ class CallOutput:
             patch_live(tx, self._conversation, ops)
 
     def lost(self) -> None:
-        self._progress.mark(self)
+        """Nothing to do: `write` compares with what is stored."""
 
     def close(self) -> None:
+        """Show nothing more."""
+        self._closed = True
         self._progress.forget(self)
-
-
-_KEPT_CONTROLS = {9, 10}
-_REMOVED = {code: None for code in (*range(32), *range(127, 160)) if code not in _KEPT_CONTROLS}
-
-
-def clean_output(text: str) -> str:
-    """Text that can be stored and shown: no control characters, no lone surrogates."""
-    plain = text.replace("\r\n", "\n").replace("\r", "\n").translate(_REMOVED)
-    try:
-        plain.encode()
-    except UnicodeEncodeError:
-        return plain.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return plain
-
-
-class OutputCollector:
-    """Keeps the head or the tail of an output, bounded in bytes and lines, and counts the rest."""
-
-    def __init__(self, *, bytes_max: int, lines_max: int, keep: str) -> None:
-        self._bytes_max = bytes_max
-        self._lines_max = lines_max
-        self._head = keep == "head"
-        self._text = ""
-        self.dropped_bytes = 0
-
-    def add(self, text: str) -> None:
-        text = clean_output(text)
-        if self._head and self.dropped_bytes:
-            self.dropped_bytes += len(text.encode())
-            return
-        self._text += text
-        if len(self._text) > self._bytes_max // 4 or self._text.count("\n") >= self._lines_max:
-            self._cut()
-
-    def _cut(self) -> None:
-        lines = self._text.splitlines(keepends=True)
-        if len(lines) > self._lines_max:
-            kept = lines[: self._lines_max] if self._head else lines[-self._lines_max :]
-            self._drop_to("".join(kept))
-        raw = self._text.encode()
-        if len(raw) > self._bytes_max:
-            part = raw[: self._bytes_max] if self._head else raw[-self._bytes_max :]
-            self._drop_to(part.decode(errors="ignore"))
-
-    def _drop_to(self, kept: str) -> None:
-        self.dropped_bytes += len(self._text.encode()) - len(kept.encode())
-        self._text = kept
-
-    def text(self) -> str:
-        """What is kept, without a mark."""
-        return self._text
-
-    def marked(self) -> str:
-        """What is kept, with a line that says how much is not."""
-        if not self.dropped_bytes:
-            return self._text
-        note = f"[{self.dropped_bytes} bytes of output were dropped]"
-        return f"{self._text}\n{note}" if self._head else f"{note}\n{self._text}"
-
-
-def bounded_output(text: str, *, bytes_max: int, lines_max: int, keep: str) -> str:
-    """A whole text, cleaned and cut to a tool's limits with a mark."""
-    collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
-    collector.add(text)
-    return collector.marked()

@@ -8,27 +8,43 @@ it; the next request then carries one complete baseline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pidurable.agent._models import ModelRequest, RequestMessage, render_system_message
+from pidurable.agent._models import (
+    ModelRequest,
+    RequestMessage,
+    clean_text,
+    render_system_message,
+)
 from pidurable.agent._services import Agent
 from pidurable.records._entries import Entry
 from pidurable.records._messages import (
+    AssistantMessage,
+    ImageBlock,
+    Message,
     SystemMessage,
     TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
     ToolDeclaration,
     ToolResultMessage,
-    UserMessage,
 )
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
 from pidurable.session._transcript import exchange
+from pidurable.tasks._errors import error_info
+
+if TYPE_CHECKING:
+    from pidurable.session._session import Session
 
 _INSTRUCTIONS = "instructions"
+_NOT_SENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
+_NAME_CHARACTERS_MAX = 64
 
 
 @attrs.define(eq=False)
@@ -58,8 +74,17 @@ def told_by(entries: Sequence[Entry]) -> Told:
     return told
 
 
-async def render_sections(agent: Agent, env: Env, now_us: int, told: Told) -> dict[str, str]:
-    """The sections as they are now, in the order of installation."""
+async def render_sections(
+    agent: Agent,
+    env: Env,
+    now_us: int,
+    told: Told,
+    report: Callable[[BaseException | str], None],
+) -> dict[str, str]:
+    """The sections as they are now, in the order of installation.
+
+    One that raises is reported, and the model keeps what it was told last.
+    """
     sections: dict[str, str] = {}
     if agent.instructions and agent.instructions.strip():
         sections[_INSTRUCTIONS] = agent.instructions
@@ -77,11 +102,23 @@ async def render_sections(agent: Agent, env: Env, now_us: int, told: Told) -> di
         shown=dict(told.sections),
     )
     for section in agent.snapshot.sections(agent.extensions):
-        text = await section.render(given)
+        key = section.key
+        try:
+            text = await section.render(given)
+        except Exception as error:  # code of an extension may raise anything
+            report(f"section {key!r} was not rendered: {_described(error)}")
+            if key in told.sections:
+                sections[key] = told.sections[key]
+            continue
         if text is not None:
-            key = section.key
+            text = clean_text(text)
             sections[key] = f"<{key}>\n{text}\n</{key}>" if section.tag else text
     return sections
+
+
+def _described(error: Exception) -> str:
+    info = error_info(error)
+    return f"{info.type}: {info.message}"
 
 
 def declare(agent: Agent) -> dict[str, ToolDeclaration]:
@@ -105,6 +142,11 @@ def difference(
     if not patch and not added and not removed:
         return None
     return SystemMessage(sections=patch, tools_added=added, tools_removed=removed, at_us=at_us)
+
+
+def asks_something(entries: Sequence[Entry]) -> bool:
+    """Whether anything but the system prompt is in range: without it nobody is asked."""
+    return any(not isinstance(item.message, SystemMessage) for item in exchange(entries))
 
 
 def build_request(
@@ -131,22 +173,72 @@ def build_request(
             continue
         if isinstance(message, ToolResultMessage):
             entry = message.call[0]
-        request.append(RequestMessage(message=message, entry=entry))
+        request.append(RequestMessage(message=_sendable(message), entry=entry))
     return ModelRequest(
         model=model,
         messages=tuple(request),
         tools=tuple(told_by(included).tools.values()),
-        system=system,
+        system=system if system.strip() else "",
         thinking=thinking,
         options=options,
     )
 
 
+def _sendable(message: Message) -> Message:
+    """A message as providers take it back: a model may have called what is no name at all."""
+    if isinstance(message, ToolResultMessage):
+        return attrs.evolve(message, name=sendable_name(message.name))
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        blocks = tuple(
+            attrs.evolve(block, name=sendable_name(block.name))
+            if isinstance(block, ToolCallBlock)
+            else block
+            for block in message.blocks
+        )
+        return attrs.evolve(message, blocks=blocks)
+    return message
+
+
+def sendable_name(name: str) -> str:
+    """The name of a called tool, with what no provider accepts in a name replaced."""
+    return _NOT_SENDABLE.sub("_", name)[:_NAME_CHARACTERS_MAX] or "unnamed"
+
+
+async def with_images(session: Session, request: ModelRequest) -> ModelRequest:
+    """Add the bytes of the images that a request shows. One that is missing is sent as a note."""
+    wanted = {
+        block.blob
+        for item in request.messages
+        if not isinstance(item.message, SystemMessage)
+        for block in item.message.blocks
+        if isinstance(block, ImageBlock)
+    }
+    if not wanted:
+        return request
+
+    def read() -> Mapping[str, bytes]:
+        found = {sha256: session.storage.blob(sha256) for sha256 in sorted(wanted)}
+        return {sha256: data for sha256, data in found.items() if data is not None}
+
+    return attrs.evolve(request, images=await session.blocking.run(read))
+
+
+def request_characters(request: ModelRequest) -> int:
+    """How much text a request sends, for an estimate of its tokens."""
+    total = len(request.system)
+    total += sum(len(tool.description) + len(str(tool.schema)) for tool in request.tools)
+    for item in request.messages:
+        if isinstance(item.message, SystemMessage):
+            total += len(render_system_message(item.message))
+            continue
+        for block in item.message.blocks:
+            if isinstance(block, TextBlock | ThinkingBlock):
+                total += len(block.text)
+            elif isinstance(block, ToolCallBlock):
+                total += len(block.name) + len(str(block.arguments))
+    return total
+
+
 def estimate_tokens(characters: int) -> int:
     """A rough count, where a provider gave none: four characters are a token."""
     return (characters + 3) // 4
-
-
-def text_of(message: UserMessage) -> str:
-    """The text blocks of a user message."""
-    return "".join(block.text for block in message.blocks if isinstance(block, TextBlock))

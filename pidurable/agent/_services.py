@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pidurable.tasks._runtime import Runtime
 
 
+THINKING_LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
 class _Unset:
     """The value of a field that a change leaves as it is."""
 
@@ -68,6 +71,7 @@ class Agent:
     snapshot: RegistrySnapshot
 
     def tool(self, name: str) -> Tool[..., Any] | None:
+        """The offered tool of this name, or None."""
         for tool in self.tools:
             if tool.name == name:
                 return tool

@@ -8,10 +8,12 @@ entry; the context then gets the synthetic error result.
 
 from __future__ import annotations
 
+from pidurable.agent._attempts import settle_generation
 from pidurable.agent._documents import LiveDocument, find_call, patch_live, read_doc
-from pidurable.agent._generation import settle_generation
 from pidurable.agent._services import AgentServices
+from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._tasks import ErrorInfo
+from pidurable.tasks._errors import bounded
 from pidurable.tasks._transaction import TreeTransaction
 from pidurable.tasks._tree import Node
 
@@ -22,8 +24,12 @@ def settle_by(services: AgentServices) -> None:
 
     def settle(tx: TreeTransaction, node: Node, status: str, error: ErrorInfo | None) -> None:
         if node.kind == "pi.generation":
-            detail = node.abort_reason if error is None else f"{error.type}: {error.message}"
-            settle_generation(tx, session, node.conversation, node.id, status, detail)
+            detail = node.abort_reason
+            if error is not None:
+                detail = bounded(f"{error.type}: {error.message}", ERROR_MESSAGE_BYTES_MAX)
+            settle_generation(
+                tx, session, services, node.conversation, node.id, reason=status, detail=detail
+            )
         elif node.kind == "pi.tool":
             place = find_call(read_doc(tx, LiveDocument, node.conversation), node.id)
             if place is not None:

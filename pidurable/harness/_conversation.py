@@ -20,10 +20,11 @@ from pidurable.agent._documents import (
     update_doc,
 )
 from pidurable.agent._inbox import Content, open_submissions, submit, withdraw_queued
-from pidurable.agent._services import AgentChange
+from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._events import Event, EventStream, Snapshot
 from pidurable.harness._submission import Submission
+from pidurable.records import _json
 from pidurable.records._entries import Conversation as ConversationRecord, Entry
 from pidurable.records._ids import TaskId
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
@@ -34,6 +35,8 @@ from pidurable.tasks._tree import Node
 
 if TYPE_CHECKING:
     from pidurable.harness._open import Harness
+
+REASON_CHARACTERS_MAX = 1000
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -194,16 +197,24 @@ class Conversation:
 
         A consumer that lags gets a new snapshot; leaving ends only this watch.
         """
-        stream = EventStream(self.id, await self._snapshot())
-        self._harness.streams.add(stream)
+        harness = self._harness
+        harness.session.conversation(self.id)
+        stream = EventStream(self.id)
+        # Listening from here on, and taking the snapshot as of this very commit: nothing between
+        # the two is told twice, or never.
+        harness.streams.add(stream)
         try:
+            stream.begin(await self._snapshot())
             yield stream.batches(self._snapshot)
         finally:
-            self._harness.streams.discard(stream)
+            harness.streams.discard(stream)
 
     async def _snapshot(self) -> Snapshot:
+        """Where the conversation stands as of the last commit before this call."""
+        live = self.live()
+        # `history` fixes that commit before it waits for anything.
         entries = await self.history()
-        return Snapshot(tuple(entries), self.live())
+        return Snapshot(tuple(entries), live)
 
     # --- ending --------------------------------------------------------------------------
 
@@ -216,6 +227,7 @@ class Conversation:
             The withdrawn submissions, with their content, so that nothing typed is lost.
         """
         runtime = self._harness.runtime
+        check_reason(reason)
 
         def body(tx: TreeTransaction) -> list[SubmissionRecord]:
             tx.conversation(self.id)
@@ -225,7 +237,7 @@ class Conversation:
                     tx.mark(node.id, reason)
             for node in list(tx.view.staged_children(self.id)):
                 tx.mark(node.id, reason)
-            return withdraw_queued(self._harness.session, tx, self.id)
+            return withdraw_queued(tx, self.id)
 
         return await runtime.commit(body)
 
@@ -233,6 +245,14 @@ class Conversation:
         """Wait until no ordinary task is live below this conversation."""
         self._harness.start()
         await self._harness.runtime.wait_for_idle(self.id)
+
+
+def check_reason(reason: str) -> None:
+    """Refuse a reason for an abort that could not be stored, or that nobody would read."""
+    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
+        problem = f"expected a str of 1 to {REASON_CHARACTERS_MAX} characters"
+        raise InvalidArgumentError("reason", problem, show(reason))
+    _json.check_json(reason, "$.reason")
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:
@@ -254,6 +274,10 @@ def checked_change(change: AgentChange) -> dict[str, Any]:
     for name, value in given.items():
         if value is None:
             continue
+        _json.check_json(value, f"$.{name}")
+        if name == "thinking" and value not in THINKING_LEVELS:
+            problem = f"expected one of {', '.join(THINKING_LEVELS)}, or None"
+            raise InvalidArgumentError(name, problem, show(value))
         if name in ("extensions", "tools"):
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise InvalidArgumentError(name, "expected a list of names, or None", show(value))

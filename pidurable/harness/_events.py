@@ -7,7 +7,7 @@ batches gets a new snapshot instead of what it missed; it never slows a commit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, final
 
 import attrs
@@ -159,13 +159,17 @@ Event = (
 class EventStream:
     """One consumer of one conversation's events."""
 
-    def __init__(self, conversation_id: int, first: Snapshot) -> None:
+    def __init__(self, conversation_id: int) -> None:
         self.conversation_id = conversation_id
         self.lagged = False
         self.closed = False
-        self._batches: deque[tuple[Event, ...]] = deque([(first,)])
+        self._first: Snapshot | None = None
+        self._batches: deque[tuple[Event, ...]] = deque()
         self._arrived = trio.Event()
-        self._refresh: Any = None
+
+    def begin(self, first: Snapshot) -> None:
+        """Set the snapshot that everything pushed so far comes after."""
+        self._first = first
 
     def push(self, batch: tuple[Event, ...]) -> None:
         if self.lagged:
@@ -181,14 +185,21 @@ class EventStream:
         self.closed = True
         self._arrived.set()
 
-    async def batches(self, snapshot: Any) -> AsyncIterator[tuple[Event, ...]]:
+    async def batches(
+        self, snapshot: Callable[[], Awaitable[Snapshot]]
+    ) -> AsyncIterator[tuple[Event, ...]]:
         """Batches in order, one per commit; ends when the harness closes."""
         while True:
+            if self._first is not None and not self.lagged:
+                first, self._first = self._first, None
+                yield (first,)
             while self._batches:
                 yield self._batches.popleft()
             if self.lagged:
+                # Listening again before the snapshot is taken, so that it has what was missed
+                # and the batches have what comes after it.
                 self.lagged = False
-                yield (await snapshot(),)
+                self._first = await snapshot()
                 continue
             if self.closed:
                 return

@@ -19,11 +19,12 @@ from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
+    SessionClosedError,
     SessionPoisonedError,
     UnknownTaskError,
     show,
 )
-from pidurable.harness._conversation import Conversation, change_agent
+from pidurable.harness._conversation import Conversation, change_agent, check_reason
 from pidurable.harness._events import EventStream, events_of
 from pidurable.harness._records import task_record
 from pidurable.records._codec import Codec, decode_usage, encode_usage
@@ -83,7 +84,9 @@ class Harness:
         self.registry = registry
         self.streams: set[EventStream] = set()
         self._services = services
-        self._submission_events: dict[int, trio.Event] = {}
+        self._waiting: dict[int, set[trio.Event]] = {}
+        """By submission, whoever waits for it to change."""
+        self._closed = False
 
     # --- conversations -------------------------------------------------------------------
 
@@ -99,6 +102,10 @@ class Harness:
             return Conversation(self, rows[0].id)
 
         def body(tx: TreeTransaction) -> int:
+            # Looked at again in the line: another call may have created it meanwhile.
+            rows = self.session.storage.conversations_by_owner(None, limit=1)
+            if rows:
+                return rows[0].id
             id = tx.create_conversation(key=_ROOT_KEY)
             if agent is not None and any(made.id == id for made in tx.conversations):
                 change_agent(tx, id, agent)
@@ -166,7 +173,9 @@ class Harness:
 
         Raises:
             UnknownTaskError: This session has no such task.
+            InvalidArgumentError: The reason is empty, or longer than 1,000 characters.
         """
+        check_reason(reason)
 
         def body(tx: TreeTransaction) -> None:
             tx.abort_task(task_id, reason)
@@ -237,7 +246,8 @@ class Harness:
             if invocation.kind == Generation.name:
                 invocation.cancel()
         with trio.move_on_after(seconds):
-            while any(not self._stands_still(id) for id in runtime.invocations):
+            # An invocation ends, or begins to wait for work of its own: no one event says both.
+            while any(not self._stands_still(id) for id in runtime.invocations):  # noqa: ASYNC110
                 await trio.sleep(_DRAIN_LOOK_SECONDS)
         return sorted(runtime.invocations)
 
@@ -248,19 +258,19 @@ class Harness:
     async def usage(self) -> dict[str, Usage]:
         """Tokens and cost by model, of all conversations."""
         totals: dict[str, Usage] = {}
+        storage = self.session.storage
 
         def read() -> list[int]:
             found: list[int] = []
-            pending: list[int | None] = [None]
-            while pending:
-                owner = pending.pop()
+            owners: list[int | None] = [None]
+            while owners:
+                owner = owners.pop()
                 after = 0
-                while rows := self.session.storage.conversations_by_owner(owner, after=after):
+                while rows := storage.conversations_by_owner(owner, after=after):
                     after = rows[-1].id
                     found += [row.id for row in rows]
                     for row in rows:
-                        tasks = self.session.storage.tasks(conversation=row.id, limit=100_000)
-                        pending += [task.id for task in tasks if task.kind == "pi.tool"]
+                        owners += _task_ids(storage, row.id)
             return found
 
         for id in await self.session.blocking.run(read):
@@ -271,16 +281,23 @@ class Harness:
 
     # --- what waits hang on --------------------------------------------------------------
 
-    def submission_event(self, submission_id: int) -> trio.Event:
-        """An event that is set when the submission changes next."""
-        event = self._submission_events.get(submission_id)
-        if event is None:
-            event = self._submission_events[submission_id] = trio.Event()
-        return event
+    async def submission_changed(self, submission_id: int) -> None:
+        """Wait until the submission changes, or the harness closes."""
+        event = trio.Event()
+        waiting = self._waiting.setdefault(submission_id, set())
+        waiting.add(event)
+        try:
+            await event.wait()
+        finally:
+            waiting.discard(event)
+            if not waiting and self._waiting.get(submission_id) is waiting:
+                del self._waiting[submission_id]
 
     def check_serving(self) -> None:
         """Raise if the session ended while somebody waited."""
         self.runtime.check_serving()
+        if self._closed:
+            raise SessionClosedError(self.session.storage.store)
 
     # --- participant ---------------------------------------------------------------------
 
@@ -295,8 +312,7 @@ class Harness:
 
     def committed(self, tx: Any) -> None:
         for id in tx.submissions:
-            event = self._submission_events.pop(id, None)
-            if event is not None:
+            for event in self._waiting.pop(id, ()):
                 event.set()
         for stream in self.streams:
             batch = events_of(tx, stream.conversation_id)
@@ -311,11 +327,23 @@ class Harness:
 
     def release(self) -> None:
         """Wake whoever waits: the session ends."""
-        for event in self._submission_events.values():
-            event.set()
-        self._submission_events.clear()
+        self._closed = True
+        for waiting in self._waiting.values():
+            for event in waiting:
+                event.set()
+        self._waiting.clear()
         for stream in self.streams:
             stream.close()
+
+
+def _task_ids(storage: Storage, conversation_id: int) -> list[int]:
+    """Every task of a conversation: each may own further conversations."""
+    found: list[int] = []
+    while rows := storage.tasks(
+        conversation=conversation_id, after=found[-1] if found else 0, limit=1000
+    ):
+        found += [row.id for row in rows]
+    return found
 
 
 def open_storage(

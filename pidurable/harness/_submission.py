@@ -61,6 +61,10 @@ class Submission:
     async def status(self) -> SubmissionRecord:
         """The record as committed."""
         await trio.lowlevel.checkpoint()
+        self._harness.check_serving()
+        return self._record()
+
+    def _record(self) -> SubmissionRecord:
         record = self._harness.session.submission(self.id)
         if record is None:
             raise NotFoundError("submission", self.id)
@@ -74,17 +78,21 @@ class Submission:
 
         Raises:
             WaitTimeoutError: The time ran out; waiting again is fine.
+            SessionClosedError: The harness was closed meanwhile; open it and wait again.
             SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
         """
         harness = self._harness
+        harness.check_serving()
         harness.start()
         with trio.move_on_after(float("inf") if timeout is None else timeout):
             while True:
-                event = harness.submission_event(self.id)
-                record = await self.status()
+                # Looked at before anything can cancel: with a timeout of 0 too.
+                record = self._record()
                 if record.status in ("done", "unanswered"):
-                    return self._settled(record)
-                await event.wait()
+                    settled = self._settled(record)
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    return settled
+                await harness.submission_changed(self.id)
                 harness.check_serving()
         assert timeout is not None
         raise WaitTimeoutError(f"the answer to submission {self.id}", timeout)

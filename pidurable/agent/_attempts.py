@@ -1,0 +1,191 @@
+"""Attempts: what is kept of requests that gave no answer, and of calls that gave no result.
+
+A partial answer becomes an entry that says so (`aborted` or `failed`), which no later request
+sends; what it cost is estimated and charged. A call that has none gets an error result. The
+scheduler's own ends of a run are settled here too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pidurable.agent._documents import (
+    AgentDocument,
+    LiveDocument,
+    add_usage,
+    address_of,
+    read_doc,
+    update_doc,
+)
+from pidurable.agent._inbox import end_run
+from pidurable.agent._prompt import estimate_tokens
+from pidurable.errors import NotFoundError
+from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultMessage,
+    Usage,
+)
+from pidurable.tasks._errors import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pidurable.agent._models import Models
+    from pidurable.agent._services import AgentServices
+    from pidurable.records._entries import Entry
+    from pidurable.session._session import Session
+    from pidurable.tasks._transaction import TreeTransaction
+
+
+def estimated_usage(
+    models: Models | None, name: str, *, sent_characters: int, received_characters: int
+) -> Usage:
+    """What a request without a complete answer has probably used, and what that costs.
+
+    One that was refused before its first token is not charged for what was sent.
+    """
+    usage = Usage(
+        requests=1,
+        input_tokens=estimate_tokens(sent_characters) if received_characters else 0,
+        output_tokens=estimate_tokens(received_characters),
+    )
+    if models is None:
+        return usage
+    try:
+        cost = models.resolve(name).cost(usage)
+    except NotFoundError:
+        # It was known when it was asked; the host has dropped it since.
+        return usage
+    return usage + Usage(cost=cost)
+
+
+def append_attempt(
+    tx: TreeTransaction,
+    conversation_id: int,
+    blocks: Sequence[dict[str, str]],
+    *,
+    status: Literal["aborted", "failed"],
+    model: str,
+    usage: Usage,
+    why: str,
+) -> int:
+    """Keep what a request gave before it ended without an answer, and charge it."""
+    add_usage(tx, conversation_id, usage, model=model)
+    return tx.append(
+        conversation_id,
+        kind="pi.assistant",
+        messages=[
+            AssistantMessage(
+                blocks=_plain_blocks(blocks),
+                status=status,
+                stop_reason="aborted" if status == "aborted" else "error",
+                model=model,
+                usage=usage,
+                at_us=tx.now_us(),
+                error=bounded(why, ERROR_MESSAGE_BYTES_MAX),
+            )
+        ],
+    )
+
+
+def keep_partial(
+    tx: TreeTransaction,
+    services: AgentServices,
+    conversation_id: int,
+    task_id: int,
+    *,
+    model: str,
+    why: str,
+    sent_characters: int = 0,
+) -> None:
+    """Turn the committed partial answer of a generation, if there is one, into an entry."""
+    live = read_doc(tx, LiveDocument, conversation_id)
+    if live["generation"] != task_id or live["partial"] is None:
+        return
+    blocks = live["partial"]["blocks"]
+    usage = estimated_usage(
+        services.models,
+        model,
+        sent_characters=sent_characters,
+        received_characters=sum(len(block["text"]) for block in blocks),
+    )
+    append_attempt(tx, conversation_id, blocks, status="aborted", model=model, usage=usage, why=why)
+    update_doc(tx, LiveDocument, conversation_id, partial=None)
+
+
+def _plain_blocks(blocks: Sequence[dict[str, str]]) -> tuple[Block, ...]:
+    return tuple(
+        TextBlock(text=block["text"])
+        if block["type"] == "text"
+        else ThinkingBlock(text=block["text"])
+        for block in blocks
+    )
+
+
+def append_result(
+    tx: TreeTransaction,
+    conversation_id: int,
+    call: tuple[int, int],
+    name: str,
+    *,
+    code: str,
+    text: str,
+) -> int:
+    """Append the error result of a call that never ran."""
+    return tx.append(
+        conversation_id,
+        kind="pi.tool_result",
+        messages=[
+            ToolResultMessage(
+                call=call,
+                name=name,
+                blocks=(TextBlock(text=text),),
+                is_error=True,
+                at_us=tx.now_us(),
+                code=code,
+            )
+        ],
+    )
+
+
+def open_calls(entries: Sequence[Entry], assistant: int) -> list[tuple[int, str]]:
+    """Calls of an answer that have no result yet, as (index, name), in call order."""
+    answered: set[int] = set()
+    names: list[str] = []
+    for entry in entries:
+        for message in entry.messages:
+            if entry.id == assistant and isinstance(message, AssistantMessage):
+                names = [call.name for call in message.tool_calls]
+            elif isinstance(message, ToolResultMessage) and message.call[0] == assistant:
+                answered.add(message.call[1])
+    return [(index, name) for index, name in enumerate(names) if index not in answered]
+
+
+def settle_generation(
+    tx: TreeTransaction,
+    session: Session,
+    services: AgentServices,
+    conversation_id: int,
+    task_id: int,
+    *,
+    reason: str,
+    detail: str | None,
+) -> None:
+    """The scheduler ended a generation itself: the conversation is usable afterwards, always."""
+    live = read_doc(tx, LiveDocument, conversation_id)
+    if live["generation"] != task_id or live["run"] is None:
+        return
+    agent: dict[str, Any] = tx.doc_value(address_of(AgentDocument, conversation_id)) or {}
+    keep_partial(
+        tx,
+        services,
+        conversation_id,
+        task_id,
+        model=agent.get("model") or "unknown",
+        why=f"the generation was {reason}",
+    )
+    end_run(session, tx, conversation_id, live["run"], reason=reason, detail=detail)
