@@ -89,7 +89,7 @@ class BatchWriter:
                     self._storage.apply(stored)
                 else:
                     await self._worker.run(self._storage.apply, stored)
-            except StorageRefusedError:
+            except StorageRefusedError as refused:
                 now = trio.current_time()
                 if give_up_at is None:
                     give_up_at = now + self._settings.storage_retry_seconds
@@ -102,7 +102,7 @@ class BatchWriter:
                 except KeyboardInterrupt as interrupt:
                     # A person does not want to wait for the disk; the refusal stands.
                     batch.interrupt = interrupt
-                    raise
+                    raise refused from interrupt
                 delay = min(delay * 2, _RETRY_SECONDS_MAX)
             else:
                 return
