@@ -76,6 +76,8 @@ class Phase:
     async def quiet(self) -> None:
         """Refuse new commits, and wait until none is queued or in flight: those still count."""
         self.sealed = True
+        if not self.in_flight:
+            return
         with trio.CancelScope(shield=True):
             while self.in_flight:
                 self._idle = trio.Event()
@@ -114,6 +116,9 @@ class Invocation:
         if self.stopping_since is None:
             self.stopping_since = trio.current_time()
         self.scope.cancel()
+
+
+_Handler = Callable[[Any, Any], Awaitable[None]]
 
 
 class _Unreadable(Exception):
@@ -207,32 +212,44 @@ async def _call(
     Cancellation is returned too: the step that follows knows why it came.
     """
     ctx: TaskContext[Any, Any, Any] = TaskContext(runtime, phase, input)
-    handler: Callable[[Any, Any], Awaitable[None]]
-    limit = trio.CancelScope()
+    limit: trio.CancelScope | None = None
     timeout = phase.info.abort_timeout
     if invocation.aborting:
-        handler = phase.definition.abort
+        handler: _Handler = phase.definition.abort
         if timeout is not None:
-            limit.deadline = invocation.started_at + timeout
+            limit = trio.CancelScope(deadline=invocation.started_at + timeout)
     else:
         handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
-    error: BaseException | None = None
+    if limit is None:
+        return await _handle(handler, at, ctx)
     with limit:
-        try:
-            await trio.lowlevel.disable_ki_protection(handler)(at, ctx)
-        except (KeyboardInterrupt, SystemExit):
-            # Not the task's fault: the host is to close.
-            raise
-        except BaseException as caught:
-            fatal = [e for e in leaves(caught) if isinstance(e, KeyboardInterrupt | SystemExit)]
-            if fatal:
-                raise fatal[0] from caught
-            error = caught
+        error = await _handle(handler, at, ctx)
     if limit.cancel_called:
         # Whatever the handler did about it: it was to be over by now.
         message = f"the abort handler took longer than {timeout:g} s"
         return ErrorInfo(type="abort_timeout", message=message)
     return error
+
+
+async def _handle(handler: _Handler, at: Any, ctx: Any) -> BaseException | None:
+    """Await a handler; return what left it. Ctrl-C and SystemExit leave as they are."""
+    try:
+        await _unprotected(handler, at, ctx)
+    except (KeyboardInterrupt, SystemExit):
+        # Not the task's fault: the host is to close.
+        raise
+    except BaseException as caught:
+        fatal = [e for e in leaves(caught) if isinstance(e, KeyboardInterrupt | SystemExit)]
+        if fatal:
+            raise fatal[0] from caught
+        return caught
+    return None
+
+
+@trio.lowlevel.disable_ki_protection
+async def _unprotected(handler: _Handler, at: Any, ctx: Any) -> None:
+    """The handler is not the kernel's code: Ctrl-C may end it."""
+    await handler(at, ctx)
 
 
 async def _step(
