@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -205,7 +205,9 @@ class Conversation:
         harness.streams.add(stream)
         try:
             stream.begin(await self._snapshot())
-            yield stream.batches(self._snapshot)
+            # Closed with the watch: who leaves in the middle of a batch leaves no generator behind.
+            async with aclosing(stream.batches(self._snapshot)) as batches:
+                yield batches
         finally:
             harness.streams.discard(stream)
 

@@ -7,7 +7,7 @@ batches gets a new snapshot instead of what it missed; it never slows a commit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, final
 
 import attrs
@@ -187,7 +187,7 @@ class EventStream:
 
     async def batches(
         self, snapshot: Callable[[], Awaitable[Snapshot]]
-    ) -> AsyncIterator[tuple[Event, ...]]:
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
         """Batches in order, one per commit; ends when the harness closes."""
         while True:
             if self._first is not None and not self.lagged:

@@ -1,0 +1,43 @@
+"""What every test of this suite stands on: no settings of the machine, no deadlines of a slow one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+CHECKOUT = Path(__file__).parents[1]
+
+# A shared machine is slow at random moments; what a test claims is never how long it takes.
+settings.register_profile("pidurable", deadline=None)
+settings.load_profile("pidurable")
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("PIDURABLE_") and name != "PIDURABLE_SNAPSHOTS":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The folder that holds pyproject.toml."""
+    return CHECKOUT
+
+
+@pytest.fixture
+def check_public_snapshot() -> Callable[[str, str], None]:
+    """Compare a text with `tests/public/snapshots/NAME`; PIDURABLE_SNAPSHOTS=write stores it."""
+
+    def check(name: str, text: str) -> None:
+        path = CHECKOUT / "tests" / "public" / "snapshots" / name
+        if os.environ.get("PIDURABLE_SNAPSHOTS") == "write":
+            path.write_text(text)
+        assert path.exists(), f"write it with PIDURABLE_SNAPSHOTS=write: {path.name}"
+        assert path.read_text() == text
+
+    return check

@@ -1,0 +1,88 @@
+"""The examples run as people run them, and show what they say they show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBERED = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
+
+
+def run(name: str) -> list[str]:
+    """Run an example and return the lines of its output, which must be all that it says."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_payment_is_paid_aborted_and_resumed_after_a_kill() -> None:
+    """The payment runs to its end, gives back what was charged, and is charged once over a kill."""
+    lines = run("01_payment.py")
+
+    assert lines[1].startswith("paid: Receipt(id='R-4242-1999'")
+    assert lines[2:5] == ["bank: charged 4343", "bank: refunded 4343", "left: aborted"]
+    assert lines[5:] == [
+        "child bank: charged 4444",
+        "after the kill: R-4444-2500",
+        "card 4444 was charged 1 time(s)",
+    ]
+
+
+def test_a_declined_card_undoes_the_whole_checkout() -> None:
+    """One decline aborts what still ran, refunds what was paid, and leaves nothing charged."""
+    lines = run("02_checkout.py")
+
+    bank = [line for line in lines if line.startswith("bank:")]
+    charged = {line.rpartition(" ")[2] for line in bank if "charged" in line}
+    refunded = {line.rpartition(" ")[2] for line in bank if "refunded" in line}
+    assert charged == refunded == {"4242", "4343", "5555"}
+    assert [line.split()[:2] for line in lines if line.startswith("shop.")] == [
+        ["shop.checkout", "failed"],
+        ["shop.payment", "completed"],
+        ["shop.payment", "completed"],
+        ["shop.payment", "aborted"],
+        ["shop.payment", "failed"],
+        ["shop.refund", "completed"],
+        ["shop.refund", "completed"],
+    ]
+
+
+def test_an_agent_calls_its_tool_and_streams_its_answer() -> None:
+    """The events show the call, its result and the answer, which is also what the wait returns."""
+    lines = run("03_agent.py")
+
+    assert "  -> stock {'fruit': 'apples'}" in lines
+    assert "  <- its result is stored" in lines
+    assert "There are 12 apples." in lines
+    assert "  run ended: done" in lines
+    assert lines[-1] == "answer: There are 12 apples."
+
+
+def test_a_tool_goes_on_with_its_sub_agents_after_a_restart() -> None:
+    """The first life ends in the middle of the survey; the second one brings the answer."""
+    first, second = run("04_own_tool.py")
+
+    assert first.startswith("left while the tool said: '1 of 3: ")
+    assert second == "Sunny everywhere."
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
+    """Each example teaches one idea in under 80 lines and names the command that runs it."""
+    text = (EXAMPLES / name).read_text()
+
+    assert len(text.splitlines()) < 80
+    assert "\nTeaches: " in text
+    assert f"\nRun it with: python examples/{name}\n" in text
