@@ -1,0 +1,227 @@
+"""Beside the commits: heartbeats and the lease, checkpoints of the log, storages that fail."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import trio
+from session_support import (
+    HeldBlocking,
+    Note,
+    Recorder,
+    commit_note,
+    line_held,
+    make_session,
+    new_conversation,
+    open_test_session,
+)
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from pidurable.errors import HolderLostError, SessionPoisonedError, StorageHeldError
+from pidurable.records._limits import Settings
+from pidurable.session._seams import ThreadBlocking
+from pidurable.session._session import serving
+from pidurable.session._transaction import Transaction
+from pidurable.storage import MemoryStorage, SqliteStorage
+from pidurable.testing import Fault, FaultyStorage, Gate
+
+
+async def test_a_session_is_confirmed_while_its_heartbeats_are_stored(
+    autojump_clock: MockClock,
+) -> None:
+    """A heartbeat every 5 s keeps the session confirmed; without one for a lease it is not."""
+    storage = FaultyStorage(MemoryStorage())
+    async with open_test_session(storage) as session:
+        await trio.sleep(61)
+        assert storage.count("heartbeat") == 12
+        assert session.confirmed()
+        storage.add(Fault.refuse("heartbeat", times=1_000))
+        await trio.sleep(13)
+        assert session.confirmed()
+        await trio.sleep(3)
+        assert not session.confirmed()
+        storage.clear()
+        await trio.sleep(5)
+        assert session.confirmed()
+
+
+async def test_a_heartbeat_that_is_answered_late_counts_from_when_it_was_asked(
+    autojump_clock: MockClock,
+) -> None:
+    """A sign of life is as old as the request for it, not as its answer."""
+    blocking = HeldBlocking()
+    async with open_test_session(MemoryStorage(), blocking=blocking) as session:
+        blocking.hold()
+        await trio.sleep(19)
+        assert not session.confirmed()
+        blocking.release()
+        await trio.sleep(0.5)
+        # Asked for at 5 s, stored at 19 s: another process could have seen nothing younger.
+        assert session.confirmed()
+        await trio.sleep(1)
+        assert not session.confirmed()
+
+
+async def test_a_heartbeat_that_fails_changes_nothing_else(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A heartbeat that was lost or refused is reported, and commits go on."""
+    caplog.set_level(logging.WARNING)
+    storage = FaultyStorage(MemoryStorage())
+    async with open_test_session(storage) as session:
+        storage.add(Fault.lose("heartbeat"))
+        storage.add(Fault.refuse("heartbeat", at=2))
+        await trio.sleep(11)
+        await new_conversation(session)
+    assert len([r for r in caplog.records if "heartbeat" in r.getMessage()]) == 2
+
+
+async def test_a_replaced_holder_learns_it_with_its_next_heartbeat(
+    autojump_clock: MockClock,
+) -> None:
+    """A holder that was taken over is poisoned within a heartbeat; who waits is told."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        recorder = Recorder()
+        session.participants.append(recorder)
+        errors: list[BaseException] = []
+
+        async def waits() -> None:
+            try:
+                await new_conversation(session)
+            except HolderLostError as error:
+                errors.append(error)
+
+        successor = make_session(storage.reopen(), takeover=True, holder_id="other")
+        with pytest.RaisesGroup(HolderLostError, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery, line_held(session):
+                nursery.start_soon(waits)
+                await trio.sleep(6)
+        assert len(errors) == 1
+        assert recorder.names() == ["poisoned"]
+        with pytest.raises(HolderLostError):
+            await new_conversation(session)
+        await successor.close(list)
+    # The stale holder's close left the successor's mark alone.
+    assert storage.reopen().head().clean
+
+
+async def test_a_live_holder_is_not_taken_over() -> None:
+    """Opening what a live holder has is refused and changes nothing."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        with pytest.raises(StorageHeldError):
+            make_session(storage.reopen(), holder_id="other")
+        await new_conversation(session)
+
+
+async def test_a_close_that_fails_leaves_the_store_to_recovery(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If the closing mark cannot be stored it is reported, and the next opening recovers."""
+    caplog.set_level(logging.WARNING)
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner)
+    async with open_test_session(storage) as session:
+        await new_conversation(session)
+        storage.add(Fault.lose())
+    assert "without the closing mark" in caplog.text
+    assert not inner.reopen().head().clean
+
+
+async def test_a_long_log_is_moved_into_the_file(tmp_path: Path) -> None:
+    """The log of a store is moved while the session works, and begins anew."""
+    # C073
+    path = tmp_path / "session.sqlite"
+    async with open_test_session(SqliteStorage(path), blocking=ThreadBlocking()) as session:
+        conversation = await new_conversation(session)
+        log = path.with_name("session.sqlite-wal")
+        text = "x" * 2_000
+
+        def many(tx: Transaction) -> None:
+            for _ in range(200):
+                tx.append(conversation, Note(text))
+
+        sizes: list[int] = []
+        for _ in range(60):
+            await session.run(session.transaction(), many)
+            # Let the checkpoint have its turns; its thread ends before the next size is looked at.
+            await wait_all_tasks_blocked()
+            sizes.append(log.stat().st_size)
+        written = 60 * 200 * len(text)
+        assert max(sizes) < written / 2
+        assert len(await session.history(conversation, limit=100_000)) == 60 * 200
+
+
+async def test_a_checkpoint_that_fails_is_reported_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A checkpoint that fails is reported, hurts no commit, and the next one comes."""
+    caplog.set_level(logging.WARNING)
+    storage = FaultyStorage(MemoryStorage())
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        storage.add(Fault.refuse("checkpoint"))
+
+        def many(tx: Transaction) -> None:
+            for _ in range(1_100):
+                tx.append(conversation, Note("x"))
+
+        for _ in range(2):
+            await session.run(session.transaction(), many)
+            await wait_all_tasks_blocked()
+    assert caplog.text.count("a checkpoint failed") == 1
+    assert storage.count("checkpoint") >= 3
+
+
+async def test_commits_share_a_flush_in_the_writer_thread(tmp_path: Path) -> None:
+    """With a real thread and file, whoever comes while a batch is held shares the next one."""
+    storage = FaultyStorage(SqliteStorage(tmp_path / "session.sqlite"))
+    async with open_test_session(storage, blocking=ThreadBlocking()) as session:
+        conversation = await new_conversation(session)
+        gate = Gate()
+        storage.add(Fault.hold(gate))
+        before = storage.count("apply")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit_note, session, conversation, "first")
+            await trio.to_thread.run_sync(gate.reached.wait)
+            for number in range(40):
+                nursery.start_soon(commit_note, session, conversation, f"{number}")
+            await wait_all_tasks_blocked()
+            gate.release()
+        assert storage.count("apply") - before == 2
+
+
+async def test_a_dead_process_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    """What was answered before the storage froze is there after reopening, nothing else is."""
+    path = tmp_path / "session.sqlite"
+    inner = SqliteStorage(path)
+    storage = FaultyStorage(inner)
+    session = make_session(storage, blocking=ThreadBlocking())
+    async with serving(session):
+        conversation = await new_conversation(session)
+        answered = [await commit_note(session, conversation, f"{n}") for n in range(5)]
+        storage.freeze()
+        with pytest.raises(SessionPoisonedError):
+            await commit_note(session, conversation, "lost")
+    await session.close(list)
+    async with open_test_session(SqliteStorage(path), blocking=ThreadBlocking()) as again:
+        assert [e.id for e in await again.history(conversation)] == answered
+        later = await commit_note(again, conversation, "later")
+        assert later > answered[-1]
+
+
+async def test_settings_decide_how_often_a_sign_of_life_is_given(
+    autojump_clock: MockClock,
+) -> None:
+    """The heartbeat and the lease follow the settings."""
+    storage = FaultyStorage(MemoryStorage())
+    settings = Settings(heartbeat_seconds=1, lease_seconds=3)
+    async with open_test_session(storage, settings=settings) as session:
+        await trio.sleep(10.5)
+        assert storage.count("heartbeat") == 10
+        storage.add(Fault.refuse("heartbeat", times=100))
+        await trio.sleep(3)
+        assert not session.confirmed()

@@ -1,0 +1,506 @@
+"""Documents: drafts, patches, bases and deltas, versions, the past, and their limits."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
+from session_support import Counter, Note, line_held, new_conversation, open_test_session
+from trio.testing import wait_all_tasks_blocked
+
+from pidurable import patch
+from pidurable.errors import (
+    DocumentTooLargeError,
+    DocumentTooNewError,
+    InvalidArgumentError,
+    MigrationError,
+    NotFoundError,
+    NotJsonError,
+    StorageAccessError,
+    TransactionClosedError,
+)
+from pidurable.records import _json
+from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
+from pidurable.session import _documents
+from pidurable.session._documents import Address, DocChange, document
+from pidurable.session._session import Session
+from pidurable.session._transaction import Transaction
+from pidurable.storage import MemoryStorage, Storage
+from pidurable.testing import Fault, FaultyStorage
+
+COUNTER = Address("test.counter", 0, 0, "")
+
+
+@document("test.page", history="rewindable")
+@attrs.define
+class Page:
+    text: str = ""
+    parts: list[str] = attrs.Factory(list)
+
+
+@document("test.free")
+@attrs.define
+class Free:
+    value: Any = None
+
+
+@document("test.todos", family=True)
+@attrs.define
+class Todos:
+    items: list[str] = attrs.Factory(list)
+
+
+def kinds(storage: Storage, address: Address) -> list[int]:
+    """1 for each stored base and 0 for each delta of a document, as its reader would get them."""
+    row = storage.document(*address)
+    assert row is not None
+    return [revision.base for revision in storage.revisions(row.id)]
+
+
+async def change(session: Session, amount: int) -> None:
+    async with session.body(session.transaction()) as tx:
+        counter = await tx.document(Counter)
+        counter.count += amount
+
+
+async def test_a_draft_is_compared_and_what_changed_is_stored() -> None:
+    """The first commit writes a base, the next ones deltas, and readers get the sum."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        assert session.snapshot(Counter) is None
+        for amount in (1, 2, 3):
+            await change(session, amount)
+        assert session.snapshot(Counter) == Counter(count=6)
+        assert kinds(storage, COUNTER) == [1, 0, 0]
+    async with open_test_session(storage.reopen()) as session:
+        assert session.snapshot(Counter) == Counter(count=6)
+
+
+async def test_a_draft_that_did_not_change_writes_nothing() -> None:
+    """A draft that did not change writes and publishes nothing."""
+    async with open_test_session(MemoryStorage()) as session:
+        await change(session, 1)
+        seq = session.line.published_seq
+        await change(session, 0)
+        assert session.line.published_seq == seq
+
+
+async def test_a_snapshot_is_committed_state() -> None:
+    """A snapshot does not show drafts, nor what is staged but not durable."""
+    async with open_test_session(MemoryStorage()) as session:
+        await change(session, 1)
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Counter)).count = 99
+            assert session.snapshot(Counter) == Counter(count=1)
+
+
+async def test_values_assigned_into_a_draft_are_copied() -> None:
+    """What is changed after the commit in a value that was assigned does not reach the document."""
+    async with open_test_session(MemoryStorage()) as session:
+        log = ["kept"]
+        part: list[Any] = [["kept"]]
+        conversation = await new_conversation(session)
+        async with session.body(session.transaction()) as tx:
+            counter = await tx.document(Counter)
+            counter.log = log
+            (await tx.document(Free, conversation)).value = []
+        log.append("late")
+        counter.log.append("late")
+        async with session.body(session.transaction()) as tx:
+            ops = [{"op": "add", "path": "/value/-", "value": part}]
+            tx.patch(Free, conversation, ops)
+            part[0].append("late")
+            ops.clear()
+        part.append("later")
+        assert session.snapshot(Counter) == Counter(log=["kept"])
+        assert session.snapshot(Free, conversation) == Free([[["kept"]]])
+
+
+async def test_a_draft_taken_twice_is_one() -> None:
+    """The same document asked for twice in a commit is one draft."""
+    async with open_test_session(MemoryStorage()) as session:
+        async with session.body(session.transaction()) as tx:
+            first = await tx.document(Counter)
+            assert await tx.document(Counter) is first
+        with pytest.raises(TransactionClosedError):
+            await tx.document(Counter)
+
+
+async def test_changes_of_one_document_in_one_commit_add_up_to_one_revision() -> None:
+    """Drafts and patches of one document in one commit make one revision with all of them."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        await change(session, 1)
+        changes: list[DocChange] = []
+        async with session.body(session.transaction()) as tx:
+            counter = await tx.document(Counter)
+            counter.log.append("draft")
+            tx.append_text(Counter, None, "/log/0", " grown")
+            tx.patch(Counter, None, [{"op": "add", "path": "/log/-", "value": "patch"}])
+            counter.count = 5
+            changes = tx.doc_changes
+        assert session.snapshot(Counter) == Counter(5, ["draft grown", "patch"])
+        assert kinds(storage, COUNTER) == [1, 0]
+        (made,) = changes
+        assert patch.apply(made.before, made.ops) == made.after
+
+
+async def test_a_body_sees_what_the_bodies_before_it_staged() -> None:
+    """Bodies of one batch each see the documents as the one before left them."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        await change(session, 1)
+
+        def double(tx: Transaction) -> None:
+            count = tx.doc_value(COUNTER)["count"]
+            tx.patch(Counter, None, [{"op": "replace", "path": "/count", "value": count * 2}])
+
+        async with trio.open_nursery() as nursery, line_held(session):
+            for _ in range(5):
+                nursery.start_soon(session.run, session.transaction(), double)
+            await wait_all_tasks_blocked()
+        assert session.snapshot(Counter) == Counter(32)
+
+
+async def test_a_patch_needs_a_document_and_must_fit() -> None:
+    """A patch of a missing document, or one that does not fit, is refused at its line."""
+    async with open_test_session(MemoryStorage()) as session:
+
+        def missing(tx: Transaction) -> None:
+            tx.append_text(Counter, None, "/log/0", "x")
+
+        with pytest.raises(NotFoundError, match="document"):
+            await session.run(session.transaction(), missing)
+        await change(session, 1)
+        with pytest.raises(NotJsonError, match="/log/0"):
+            await session.run(session.transaction(), missing)
+        for value in (float("nan"), {1}, "\ud800", [object()]):
+
+            def odd(tx: Transaction, value: Any = value) -> None:
+                tx.patch(Counter, None, [{"op": "replace", "path": "/count", "value": value}])
+
+            with pytest.raises(NotJsonError):
+                await session.run(session.transaction(), odd)
+        assert session.snapshot(Counter) == Counter(1)
+
+
+async def test_retired_and_made_again_a_document_is_a_new_one() -> None:
+    """Retiring ends a document; a new one there has a new id, in the same commit or a later one."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        await change(session, 7)
+        first = storage.document(*COUNTER)
+        async with session.body(session.transaction()) as tx:
+            tx.retire(Counter)
+            assert tx.doc_value(COUNTER) is None
+            with pytest.raises(NotFoundError):
+                tx.retire(Counter)
+        assert session.snapshot(Counter) is None
+        assert storage.document(*COUNTER) is None
+        await change(session, 1)
+        second = storage.document(*COUNTER)
+        async with session.body(session.transaction()) as tx:
+            tx.retire(Counter)
+            (await tx.document(Counter)).count = 3
+            changes = tx.doc_changes
+        third = storage.document(*COUNTER)
+        assert session.snapshot(Counter) == Counter(3)
+        assert len({row.id for row in (first, second, third) if row is not None}) == 3
+        assert [change.after for change in changes] == [None, {"count": 3, "log": []}]
+
+
+async def test_a_document_made_and_retired_in_one_commit_was_never_there() -> None:
+    """A document that is created and retired in one commit leaves nothing."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        async with session.body(session.transaction()) as tx:
+            await tx.document(Counter)
+            tx.retire(Counter)
+        assert storage.document(*COUNTER) is None
+        assert session.line.published_seq == 0
+
+
+async def test_a_family_has_one_document_per_key() -> None:
+    """A family needs a key, other documents refuse one."""
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        async with session.body(session.transaction()) as tx:
+            for key in ("a", "b"):
+                (await tx.document(Todos, conversation, key=key)).items.append(key)
+            with pytest.raises(InvalidArgumentError, match="key"):
+                await tx.document(Todos, conversation)
+            with pytest.raises(InvalidArgumentError, match="key"):
+                await tx.document(Counter, key="a")
+            with pytest.raises(InvalidArgumentError, match="belongs to a conversation"):
+                await tx.document(Page)
+            with pytest.raises(NotFoundError, match="conversation"):
+                await tx.document(Page, 999)
+        assert session.snapshot(Todos, conversation, key="b") == Todos(["b"])
+
+
+async def test_a_cold_read_that_fails_fails_the_commit() -> None:
+    """A body that swallowed the failed read of a document does not commit."""
+    storage = FaultyStorage(MemoryStorage())
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+
+        async def body() -> None:
+            async with session.body(session.transaction()) as tx:
+                storage.add(Fault.fail("document"))
+                with pytest.raises(StorageAccessError):
+                    await tx.document(Page, conversation)
+                tx.append(conversation, Note("stands on nothing"))
+
+        with pytest.raises(StorageAccessError):
+            await body()
+        assert await session.history(conversation) == []
+
+
+# --- bases, deltas, the past ------------------------------------------------------------------
+
+
+async def test_a_base_is_written_after_256_deltas() -> None:
+    """256 deltas stand on a base; the next change is a new base, and what is before it goes."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        async with session.body(session.transaction()) as tx:
+            # Large enough that it is the number of deltas that counts, not their bytes.
+            (await tx.document(Counter)).log = ["x" * 20_000]
+        for _ in range(DELTAS_MAX):
+            await change(session, 1)
+        assert kinds(storage, COUNTER) == [1] + [0] * DELTAS_MAX
+        await change(session, 1)
+        row = storage.document(*COUNTER)
+        assert row is not None
+        assert kinds(storage, COUNTER) == [1]
+        assert storage.revisions(row.id, upto_seq=storage.head().seq - 1) == []
+        assert session.snapshot(Counter) == Counter(DELTAS_MAX + 1, ["x" * 20_000])
+
+
+async def test_a_base_is_written_when_the_deltas_outgrow_it() -> None:
+    """Deltas of more bytes than the base, or 4 KiB, are replaced by a base."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        await change(session, 1)
+
+        def grow(tx: Transaction, size: int) -> None:
+            ops = [{"op": "replace", "path": "/log", "value": ["x" * size]}]
+            tx.patch(Counter, None, ops)
+
+        overhead = len(_json.dumps([{"op": "replace", "path": "/log", "value": [""]}]))
+        limit = DELTA_BYTES_MIN - overhead
+        await session.run(session.transaction(), lambda tx: grow(tx, limit))
+        assert kinds(storage, COUNTER) == [1, 0]
+        await session.run(session.transaction(), lambda tx: grow(tx, 1))
+        assert kinds(storage, COUNTER) == [1]
+
+
+async def test_a_rewindable_document_shows_every_past_entry() -> None:
+    """The value at each past entry stays readable, over bases, forks excluded."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        before = await session.run(
+            session.transaction(), lambda tx: tx.append(conversation, Note("before"))
+        )
+        seen: list[tuple[int, str]] = []
+        for number in range(DELTAS_MAX + 20):
+            async with session.body(session.transaction()) as tx:
+                (await tx.document(Page, conversation)).text = f"version {number}"
+                seen.append((tx.append(conversation, Note("e")), f"version {number}"))
+        for entry, text in (seen[0], seen[17], seen[DELTAS_MAX + 3], seen[-1]):
+            page = await session.snapshot_as_of(Page, conversation, entry)
+            assert page == Page(text)
+        assert await session.snapshot_as_of(Page, conversation, before) is None
+        with pytest.raises(NotFoundError, match="entry"):
+            await session.snapshot_as_of(Page, conversation, 10**6)
+        other = await new_conversation(session)
+        with pytest.raises(NotFoundError, match="entry"):
+            await session.snapshot_as_of(Page, other, seen[0][0])
+        with pytest.raises(InvalidArgumentError, match="rewindable"):
+            await session.snapshot_as_of(Free, conversation, seen[0][0])
+
+
+# --- versions ---------------------------------------------------------------------------------
+
+
+@document("test.person", scope="session")
+@attrs.define
+class PersonV1:
+    name: str = ""
+
+
+@document("test.person", version=3, scope="session")
+@attrs.define
+class PersonV3:
+    first: str = ""
+    last: str = ""
+
+    @staticmethod
+    def migrate(value: dict[str, Any], from_version: int) -> dict[str, Any]:
+        first, _, last = value.pop("name").partition(" ")
+        return {"first": first, "last": f"{last}{from_version}"}
+
+
+@document("test.person", version=4, scope="session")
+@attrs.define
+class PersonWithout:
+    first: str = ""
+
+
+@document("test.person", version=5, scope="session")
+@attrs.define
+class PersonFails:
+    first: str = ""
+
+    @staticmethod
+    def migrate(value: dict[str, Any], from_version: int) -> dict[str, Any]:
+        raise KeyError("no such field")
+
+
+async def test_reading_migrates_in_memory_and_writing_stores_a_base() -> None:
+    """An older value is migrated on access; the next write stores today's version as a base."""
+    storage = MemoryStorage()
+    address = Address("test.person", 0, 0, "")
+    async with open_test_session(storage) as session:
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(PersonV1)).name = "Ada Lovelace"
+        seq = session.line.published_seq
+        assert session.snapshot(PersonV3) == PersonV3("Ada", "Lovelace1")
+        async with session.body(session.transaction()) as tx:
+            assert (await tx.document(PersonV3)).first == "Ada"
+        assert session.line.published_seq == seq
+        assert session.snapshot(PersonV1) == PersonV1("Ada Lovelace")
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(PersonV3)).last = "King"
+        assert session.snapshot(PersonV3) == PersonV3("Ada", "King")
+        assert kinds(storage, address) == [1]
+        with pytest.raises(DocumentTooNewError):
+            session.snapshot(PersonV1)
+        async with session.body(session.transaction()) as tx:
+            with pytest.raises(DocumentTooNewError):
+                await tx.document(PersonV1)
+
+
+@pytest.mark.parametrize("cls", [PersonWithout, PersonFails])
+async def test_what_cannot_be_migrated_is_left_as_it_is(cls: type) -> None:
+    """A document that cannot be migrated is reported and keeps its bytes."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(PersonV1)).name = "Ada Lovelace"
+        with pytest.raises(MigrationError, match=r"test\.person"):
+            session.snapshot(cls)
+        assert session.snapshot(PersonV1) == PersonV1("Ada Lovelace")
+
+
+def test_declarations_that_cannot_hold_are_refused() -> None:
+    """`@document` refuses combinations that the design does not allow."""
+    with pytest.raises(InvalidArgumentError, match="history"):
+        document("x", scope="session", history="rewindable")
+    with pytest.raises(InvalidArgumentError, match="fork"):
+        document("x", fork="as_of")
+    with pytest.raises(InvalidArgumentError, match="version"):
+        document("x", version=0)
+    with pytest.raises(InvalidArgumentError, match="@document"):
+        _documents.definition_of(int)
+
+
+# --- sizes ------------------------------------------------------------------------------------
+
+
+async def test_a_document_is_refused_one_byte_over_the_limit() -> None:
+    """A document of exactly the limit is stored; one byte more is refused, however it grew."""
+    limit = 2_000
+    async with open_test_session(
+        MemoryStorage(), settings=Settings(document_bytes_max=limit)
+    ) as session:
+        conversation = await new_conversation(session)
+        overhead = len('{"value":""}')
+
+        async def put(size: int) -> None:
+            async with session.body(session.transaction()) as tx:
+                (await tx.document(Free, conversation)).value = "é" * 2 + "x" * (size - 4)
+
+        with pytest.raises(DocumentTooLargeError):
+            await put(limit - overhead + 1)
+        await put(limit - overhead)
+        with pytest.raises(DocumentTooLargeError, match=str(limit)):
+            await put(limit - overhead + 1)
+        await put(1_000)
+
+        def double(tx: Transaction) -> None:
+            tx.patch(
+                Free, conversation, [{"op": "replace", "path": "/value", "value": ["x" * 800]}]
+            )
+            for _ in range(3):
+                tx.patch(
+                    Free, conversation, [{"op": "copy", "from": "/value/0", "path": "/value/-"}]
+                )
+
+        with pytest.raises(DocumentTooLargeError):
+            await session.run(session.transaction(), double)
+
+
+async def test_a_large_document_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A document that grows over the threshold is reported once."""
+    caplog.set_level(logging.WARNING)
+    settings = Settings(document_report_bytes=10_000)
+    async with open_test_session(MemoryStorage(), settings=settings) as session:
+        for number in range(1, 30):
+            async with session.body(session.transaction()) as tx:
+                counter = await tx.document(Counter)
+                counter.log = [f"{number} " + "x" * 1_000] * number
+    assert len([r for r in caplog.records if "has grown" in r.getMessage()]) == 1
+
+
+# --- a property -------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab", max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("kl", max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values=st.lists(st.tuples(JSON, st.booleans()), min_size=1, max_size=12))
+@hypothesis_settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_what_was_assigned_is_what_is_read(values: list[tuple[Any, bool]]) -> None:
+    """Whatever values a document takes, readers, a reopened store and the frames agree with it."""
+
+    async def run() -> None:
+        storage = MemoryStorage()
+        conversation = 0
+        for first in range(0, len(values), 4):
+            async with open_test_session(storage) as session:
+                conversation = conversation or await new_conversation(session)
+                for value, retire in values[first : first + 4]:
+                    before = session.doc_value(Address("test.free", 1, conversation, ""))
+                    async with session.body(session.transaction()) as tx:
+                        if retire and before is not None:
+                            tx.retire(Free, conversation)
+                        (await tx.document(Free, conversation)).value = value
+                    follow(before, tx.doc_changes, {"value": value})
+                    assert same(session.snapshot(Free, conversation), Free(value))
+            storage = storage.reopen()
+
+    def follow(value: Any, changes: list[DocChange], expected: Any) -> None:
+        for made in changes:
+            assert same(made.before, value)
+            if made.before is not None and made.after is not None:
+                assert same(patch.apply(made.before, made.ops), made.after)
+            value = made.after
+        assert same(value, expected)
+
+    def same(left: Any, right: Any) -> bool:
+        return repr(left) == repr(right) or bool(left == right)
+
+    trio.run(run)
