@@ -46,3 +46,5 @@ def main(argv: Sequence[str] | None = None, *, failpoints: Failpoints | None = N
         return run_app(host, given, pidurable.__version__)
     finally:
         logger.removeHandler(handler)
+        if host.gone:
+            host.forget_streams()

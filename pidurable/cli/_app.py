@@ -16,7 +16,7 @@ import trio
 from cyclopts import App, CycloptsError, Parameter
 
 from pidurable.cli._errors import Exit, UsageError, debugging, explain_error
-from pidurable.cli._host import Host
+from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options, find_sources, resolve_options
 from pidurable.errors import NotFoundError
 from pidurable.records._codes import (
@@ -84,6 +84,7 @@ def build_app(host: Host, version: str) -> App:
         help_format="plaintext",
         version=version,
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     _add_work(app, host)
     task = App(name="task", help="List, show and abort tasks.", help_format="plaintext")
@@ -351,14 +352,17 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         try:
             app = build_app(host, version)
             found = app(
-                list(argv), exit_on_error=False, print_error=False, result_action="return_value"
+                _mark_stdin(argv),
+                exit_on_error=False,
+                print_error=False,
+                result_action="return_value",
             )
         except CycloptsError as error:
             raise UsageError(_plain(error), "`pidurable --help` shows what there is") from error
         return Exit.DONE if found is None else int(found)
     except BrokenPipeError:
         # Whoever read the result went away, as `head` does. Nothing is there to be told.
-        host.forget_stdout()
+        host.forget_streams()
         return Exit.FAILED
     except BaseException as error:
         if isinstance(error, SystemExit):
@@ -370,6 +374,12 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         return explained.code
 
 
+def _mark_stdin(argv: Sequence[str]) -> list[str]:
+    """Replace a lone `-`, which the parser takes for an option, by a word no argv can hold."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [STDIN if word == "-" and place < end else word for place, word in enumerate(argv)]
+
+
 def _plain(error: CycloptsError) -> str:
     """The parser's own words, on one line."""
-    return " ".join(str(error).split()).rstrip(".")
+    return " ".join(str(error).replace(STDIN, "-").split()).rstrip(".")

@@ -90,7 +90,7 @@ async def _show_live(
     from rich.text import Text
 
     console = Console(
-        file=host.stderr,
+        file=host.display_stream(),
         force_terminal=True,
         no_color=not host.has_colour(host.stderr),
         highlight=False,

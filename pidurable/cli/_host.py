@@ -7,20 +7,24 @@ it. A reader that went away (`| head`) ends the command quietly.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import attrs
 
 from pidurable.cli._render import clean, clean_line
 from pidurable.session._seams import Failpoints
 
-__all__ = ["Host"]
+__all__ = ["STDIN", "Host"]
+
+STDIN = "\0stdin"
+"""What a lone `-` on the command line is handed on as: read standard input."""
 
 
 @attrs.define(eq=False)
@@ -61,6 +65,10 @@ class Host:
         """Whether lines on this stream may be coloured (NO_COLOR says no)."""
         return self.is_terminal(stream) and not self.environ.get("NO_COLOR")
 
+    def display_stream(self) -> TextIO:
+        """Return stderr for a live display: a terminal that is closed meanwhile is no error."""
+        return cast("TextIO", _Tolerant(self))
+
     def out(self, lines: str | Iterable[str]) -> None:
         """Write lines of the result."""
         self._write(self.stdout, lines)
@@ -84,10 +92,12 @@ class Host:
         """Return a handler that shows log records as lines of ours."""
         return _LogHandler(self)
 
-    def forget_stdout(self) -> None:
-        """Stop writing to a stdout that nobody reads, so that closing it does not fail either."""
+    def forget_streams(self) -> None:
+        """Stop writing to streams that nobody reads, so that closing them does not fail either."""
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self.stdout.fileno())
+        for stream in (self.stdout, self.stderr) if self.gone else (self.stdout,):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(null, stream.fileno())
         os.close(null)
 
     def _write(self, stream: TextIO, lines: str | Iterable[str]) -> None:
@@ -109,6 +119,33 @@ class Host:
         self.stderr.write(f"{question} [y/N] ")
         self.stderr.flush()
         return self.stdin.readline().strip().lower() in ("y", "yes")
+
+
+class _Tolerant:
+    """A stream whose reader may go away."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host.stderr, name)
+
+    def write(self, text: str) -> int:
+        """Write, as long as somebody is there."""
+        if not self._host.gone:
+            try:
+                return self._host.stderr.write(text)
+            except OSError:
+                self._host.gone = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, as long as somebody is there."""
+        if not self._host.gone:
+            try:
+                self._host.stderr.flush()
+            except OSError:
+                self._host.gone = True
 
 
 class _LogHandler(logging.Handler):

@@ -15,17 +15,17 @@ import trio
 from pidurable.agent._services import UNSET, AgentChange
 from pidurable.cli._errors import Exit, UsageError, missing_store
 from pidurable.cli._follow import following
-from pidurable.cli._host import Host
+from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
 from pidurable.cli._plan import Plan, make_plan
 from pidurable.cli._render import clean, clean_line
 from pidurable.cli._sessions import load_registry, open_models, open_session, store_exists
 from pidurable.cli._signals import Interrupts, catch_interrupts
 from pidurable.cli._story import reason_text
-from pidurable.errors import StorageHeldError, WaitTimeoutError
+from pidurable.errors import StorageAccessError, StorageHeldError, WaitTimeoutError
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
-from pidurable.harness._reader import open_reader
+from pidurable.harness._reader import Reader, open_reader
 from pidurable.harness._submission import Settled, Submission
 from pidurable.records._codec import encode_usage
 from pidurable.records._codes import explain_code
@@ -45,7 +45,7 @@ async def run_prompt(
     host: Host, options: Options, prompt: str, *, request_id: str | None, go_on: bool
 ) -> int:
     """Hand a prompt to the root conversation, follow its run, and give back the answer."""
-    if prompt == "-":
+    if prompt == STDIN:
         prompt = await trio.to_thread.run_sync(host.stdin.read)
     _check_prompt(prompt)
     existing = store_exists(options)
@@ -58,13 +58,14 @@ async def run_prompt(
     if options.model is not None:
         models.resolve(options.model)
     registry = load_registry(options)
+    if existing and not go_on:
+        await _look_first(options, request_id)
     host.err(NOTICE)
     with catch_interrupts() as interrupts:
         async with open_session(
             host, options, create=True, registry=registry, models=models
         ) as harness:
             root = await harness.root(agent=AgentChange(model=options.model, cwd=options.cwd))
-            await _check_unfinished(harness, root, request_id, go_on=go_on)
             await _configure(root, options)
 
             async def hand_in() -> list[Submission]:
@@ -100,23 +101,35 @@ async def _configure(root: Conversation, options: Options) -> None:
         raise UsageError("no model is named", "Give --model provider/model, or --script FILE.yaml")
 
 
-async def _check_unfinished(
-    harness: Harness, root: Conversation, request_id: str | None, *, go_on: bool
-) -> None:
-    """Refuse to start left-over work that nobody asked for."""
-    if go_on:
-        return
-    storage = harness.session.storage
-    if request_id is not None and storage.submission_by_request(root.id, request_id) is not None:
-        return
-    unfinished = await root.open_submissions()
-    live = storage.live_tasks(limit=1)
-    if unfinished or live:
-        raise UsageError(
-            "this session has unfinished work from before",
-            "`pidurable resume --plan` shows it, `pidurable resume` goes on with it, "
-            "`pidurable run --continue PROMPT` goes on and then does this",
-        )
+async def _look_first(options: Options, request_id: str | None) -> None:
+    """Refuse to start left-over work that nobody asked for; look without touching the store.
+
+    The same prompt under its request id again is no new work: it goes on where it was.
+    """
+    try:
+        async with open_reader(options.store) as reader:
+            await _refuse_held(reader)
+            plan = await make_plan(reader, Registry())
+            if plan.is_empty:
+                return
+            for root in (await reader.conversations())[:1]:
+                known = await reader.find_request(root.id, request_id) if request_id else None
+                if known is not None:
+                    return
+    except StorageAccessError:
+        return  # empty, half created or of an older schema: opening it for work decides
+    raise UsageError(
+        "this session has unfinished work from before",
+        "`pidurable resume --plan` shows it, `pidurable resume` goes on with it, "
+        "`pidurable run --continue PROMPT` goes on and then does this",
+    )
+
+
+async def _refuse_held(reader: Reader) -> None:
+    holder = await reader.holder()
+    if holder is not None and holder.state == "live":
+        record = holder.record
+        raise StorageHeldError(reader.store, record.pid, record.host, holder.heartbeat_age)
 
 
 # --- resume -----------------------------------------------------------------------------------
@@ -164,10 +177,7 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
 
 async def _read_plan(options: Options, registry: Registry) -> Plan:
     async with open_reader(options.store) as reader:
-        holder = await reader.holder()
-        if holder is not None and holder.state == "live":
-            record = holder.record
-            raise StorageHeldError(reader.store, record.pid, record.host, holder.heartbeat_age)
+        await _refuse_held(reader)
         return await make_plan(reader, registry)
 
 

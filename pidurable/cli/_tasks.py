@@ -14,7 +14,7 @@ import trio
 
 from pidurable.cli import _sessions
 from pidurable.cli._errors import Exit, UsageError, missing_store
-from pidurable.cli._host import Host
+from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
 from pidurable.cli._render import (
     age,
@@ -28,6 +28,7 @@ from pidurable.cli._render import (
     task_line,
     tree_lines,
 )
+from pidurable.errors import show
 from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
 from pidurable.records._ids import TaskId
@@ -35,6 +36,7 @@ from pidurable.records._tasks import Outcome, Status, TaskRecord
 
 __all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
 
+ID_DIGITS_MAX = 30
 STATUS_WORDS = {status.word: status for status in Status}
 
 
@@ -52,12 +54,14 @@ def parse_ids(host: Host, ids: list[str]) -> list[int]:
     """
     words: list[str] = []
     for given in ids:
-        words += host.stdin.read().split() if given == "-" else [given]
+        words += host.stdin.read().split() if given == STDIN else [given]
     found = []
     for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise UsageError(f"{word!r} is not an id", "Ids are whole numbers, as in `task list`")
-        found.append(int(word[:20]))
+        if not (word.isascii() and word.isdigit() and len(word) <= ID_DIGITS_MAX):
+            raise UsageError(
+                f"{show(word)} is not an id", "Ids are whole numbers, as in `task list`"
+            )
+        found.append(int(word))
     return found
 
 

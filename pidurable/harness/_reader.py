@@ -432,6 +432,15 @@ class Reader:
             raise NotFoundError("submission", submission_id)
         return found
 
+    async def find_request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        """Return the submission that a conversation has under a request id, or None."""
+
+        def read() -> SubmissionRecord | None:
+            row = self._storage.submission_by_request(conversation_id, request_id)
+            return None if row is None else submission_of(row)
+
+        return await self._read(f"the request {request_id!r}", read)
+
     async def open_submissions(self, conversation_id: int) -> list[SubmissionRecord]:
         """Return what a conversation was given and has not answered, by id."""
         return await self._read(

@@ -1,0 +1,252 @@
+"""Leaving: Ctrl-C once and twice on a real terminal, signals, and a terminal that goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyte
+import pytest
+
+from pidurable.cli._demo_project import leftover_processes
+
+SECONDS_MAX = 20.0
+"""A test that waits longer than this for something to show has failed."""
+
+WAITS_FOR_GO = (
+    '- calls: [{name: bash, arguments: {command: "echo started; '
+    'while [ ! -e go ]; do sleep 0.02; done; echo finished"}}]\n'
+    "- {text: all done}\n"
+)
+STREAMS = (
+    "log: requests\n"
+    "steps:\n"
+    '- {text: "This answer is a long one indeed", piece_chars: 4, stall: {after: 5}, times: 1}\n'
+)
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, and the screen that a person would see."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.screen = pyte.Screen(120, 40)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        # A session leader that opens a terminal gets it as its controlling one.
+        opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("PIDURABLE_")}
+        environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": _root()}
+        command = [sys.executable, "-m", "pidurable.cli", *argv]
+        self.process = subprocess.Popen(
+            ["sh", "-c", opens, "sh", *command], cwd=folder, env=environ, start_new_session=True
+        )
+        self.slave = slave
+
+    def read(self) -> None:
+        """Take what is there; wait a little if nothing is."""
+        ready, _, _ = select.select([self.master], [], [], 0.02)
+        if ready:
+            data = os.read(self.master, 65536)
+            self.raw += data
+            self.stream.feed(data)
+
+    def text(self) -> str:
+        """The screen, without blank lines."""
+        return "\n".join(line.rstrip() for line in self.screen.display if line.strip())
+
+    def until(self, text: str) -> None:
+        """Read until the screen shows a text."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while text not in self.text():
+            assert time.monotonic() < deadline, f"{text!r} was not shown:\n{self.text()}"
+            assert self.process.poll() is None or text in self.text(), self.text()
+            self.read()
+
+    def press(self, keys: bytes) -> None:
+        """Type something."""
+        os.write(self.master, keys)
+
+    def wait(self) -> int:
+        """Read on until the process has ended, and return its exit code."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text()
+            self.read()
+        for _ in range(3):
+            self.read()
+        return self.process.returncode
+
+    def hang_up(self) -> None:
+        """Close the terminal, as closing its window does."""
+        os.close(self.slave)
+        os.close(self.master)
+        self.slave = self.master = -1
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        if self.master >= 0:
+            self.hang_up()
+
+
+def _root() -> str:
+    import pidurable
+
+    return str(Path(pidurable.__file__).parent.parent)
+
+
+@contextlib.contextmanager
+def terminal(folder: Path, *argv: str) -> Iterator[Terminal]:
+    found = Terminal(folder, *argv)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_the_first_ctrl_c_lets_a_running_call_end(command, tmp_path: Path) -> None:
+    """After one Ctrl-C the running call gives its result, nothing new begins; resume ends it."""
+    (tmp_path / "m.yaml").write_text(WAITS_FOR_GO)
+    with terminal(tmp_path, "run", "x", "--script", "m.yaml") as shown:
+        shown.until("started")
+        live = shown.text()
+        shown.press(b"\x03")
+        shown.until("stopping: running calls get 10 s")
+        (tmp_path / "go").touch()
+        code = shown.wait()
+
+        assert code == 130
+        assert "run 4, turn 1" in live
+        assert "bash done" in shown.text()
+        assert "all done" not in shown.text()
+        assert "`pidurable resume` goes on" in shown.text()
+        assert not shown.screen.cursor.hidden
+    resumed = command("resume")
+
+    assert (resumed.code, resumed.out) == (0, "all done\n")
+    assert "interrupt " not in resumed.err
+
+
+# C007, C052
+def test_the_second_ctrl_c_leaves_at_once_and_ends_the_commands(command, tmp_path: Path) -> None:
+    """Twice Ctrl-C is 130 at once; the command is ended, its call closed as interrupted later."""
+    (tmp_path / "m.yaml").write_text(WAITS_FOR_GO)
+    with terminal(tmp_path, "run", "x", "--script", "m.yaml") as shown:
+        shown.until("started")
+        shown.press(b"\x03")
+        shown.until("stopping:")
+        shown.press(b"\x03")
+
+        assert shown.wait() == 130
+        assert "left at once; `pidurable resume` goes on" in shown.text()
+        assert not shown.screen.cursor.hidden
+    deadline = time.monotonic() + SECONDS_MAX
+    while leftover_processes(tmp_path) and time.monotonic() < deadline:
+        pass
+    assert leftover_processes(tmp_path) == []
+    plan = command("resume", "--plan")
+    resumed = command("resume")
+
+    assert "interrupt task 9: bash" in plan.out
+    assert (resumed.code, resumed.out) == (0, "all done\n")
+    assert "bash error (interrupted)" in resumed.err
+
+
+def test_ctrl_c_cuts_the_stream_and_keeps_what_was_said(command, tmp_path: Path) -> None:
+    """A streaming answer is cut at once; the part that was shown stays in the transcript."""
+    (tmp_path / "m.yaml").write_text(STREAMS)
+    with terminal(tmp_path, "run", "x", "--script", "m.yaml") as shown:
+        shown.until("This answer is a lon")
+        shown.press(b"\x03")
+
+        assert shown.wait() == 130
+    resumed = command("resume")
+    log = command("conversation", "log")
+
+    assert (resumed.code, resumed.out) == (0, "This answer is a long one indeed\n")
+    assert "aborted" in log.out
+
+
+# C048
+def test_a_closed_terminal_ends_the_run_and_leaves_it_resumable(command, tmp_path: Path) -> None:
+    """When the terminal goes away the process drains and ends; the store is clean."""
+    (tmp_path / "m.yaml").write_text(STREAMS)
+    with terminal(tmp_path, "run", "x", "--script", "m.yaml") as shown:
+        shown.until("This answer is a lon")
+        shown.hang_up()
+
+        assert shown.process.wait(SECONDS_MAX) == 130
+    resumed = command("resume")
+
+    assert (resumed.code, resumed.out) == (0, "This answer is a long one indeed\n")
+
+
+# C007, C048, C052
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_clean_up_that_takes_for_ever_is_left_by_the_second_signal(
+    command, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A tool that swallows its cancellation cannot keep the process; the store opens cleanly."""
+    (tmp_path / "deaf.py").write_text(DEAF)
+    (tmp_path / "m.yaml").write_text("- calls: [{name: deaf, arguments: {}}]\n- all done\n")
+    environ = {**os.environ, "PYTHONPATH": _root()}
+    argv = [sys.executable, "-m", "pidurable.cli", "run", "x", "--script", "m.yaml"]
+    with subprocess.Popen(
+        [*argv, "-e", "./deaf.py"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        _until(process.stderr, "task 9: deaf")
+        process.send_signal(number)
+        _until(process.stderr, "stopping:")
+        process.send_signal(number)
+
+        assert process.wait(SECONDS_MAX) == 130
+    resumed = command("resume")
+
+    assert (resumed.code, resumed.out) == (0, "all done\n")
+
+
+DEAF = '''
+import time
+import trio
+from pidurable import Extension, ToolCall, tool
+
+@tool
+async def deaf(call: ToolCall) -> str:
+    """Listen to nobody."""
+    try:
+        await call.run_blocking(time.sleep, 30)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(30)
+    return "never"
+
+extension = Extension("deaf", tools=[deaf])
+'''
+
+
+def _until(stream: object, text: str) -> None:
+    for line in stream:  # type: ignore[attr-defined]
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not said")

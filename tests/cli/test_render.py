@@ -1,0 +1,153 @@
+"""Cleaning: whatever a model, a tool or a file wrote, a terminal shows it and does not obey."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pidurable.cli._render import (
+    clean,
+    clean_line,
+    columns,
+    compact_json,
+    duration,
+    moment,
+    tail,
+)
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+PIECES = st.sampled_from(
+    [
+        "\x1b",
+        "\x1b[",
+        "\x1b]",
+        "\x9b",
+        "\x9d",
+        "\x07",
+        "\x1b\\",
+        "\r",
+        "\n",
+        "\t",
+        "2J",
+        "31m",
+        "52;c;",
+        "\x00",
+        "\u202e",
+        "\ud800",
+        "\x1bP",
+        "a",
+        "é",
+        "中",
+        "👍",
+    ]
+)
+
+
+# C063
+@given(st.lists(PIECES | st.text(max_size=4), max_size=30).map("".join))
+def test_no_text_keeps_anything_that_a_terminal_obeys(text: str) -> None:
+    """Cleaned text has no control, bidirectional or unpaired character but line break and tab."""
+    assert CONTROLS.search(clean(text)) is None
+    assert "\n" not in clean_line(text)
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=50))
+def test_harmless_text_passes_unchanged(text: str) -> None:
+    """Letters, digits, signs and blanks of all scripts are shown as they are."""
+    assert clean(text) == text
+
+
+# C063, C081, C082
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("good\x1b[2K\rbad", "good\nbad"),
+        ("a\x1b[1Ab", "ab"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]52;c;cm0gLXJm\x1b\\x", "x"),
+        ("\x1b]8;;http://evil\x1b\\here\x1b]8;;\x1b\\", "here"),
+        ("\x1b]0;never ended\nnext", "\nnext"),
+        ("\x9b31mred", "red"),
+        ("\x1bPdevice\x1b\\x", "x"),
+        ("\x1b\x1b[2J[2Jx", "\u241b[2Jx"),
+        ("\x1bcx", "x"),
+        ("nul\x00mid", "nul\u2400mid"),
+        ("bell\x07", "bell\u2407"),
+        ("del\x7f", "del\u2421"),
+        ("\u202eexe.gnp", "<U+202E>exe.gnp"),
+        ("zero\u200bwidth", "zero<U+200B>width"),
+        ("tag\U000e0041", "tag<U+E0041>"),
+        ("half \ud83d", "half \ufffd"),
+        ("crlf\r\nend", "crlf\nend"),
+        ("tab\tstays", "tab\tstays"),
+    ],
+)
+def test_each_kind_of_control_is_removed_or_shown(text: str, shown: str) -> None:
+    """Sequences go; single controls become visible; nothing else changes."""
+    assert clean(text) == shown
+
+
+def test_a_cut_line_says_how_much_is_missing() -> None:
+    """A line is never cut in silence."""
+    assert clean_line("x" * 50, chars_max=10) == "xxxxxxxxx…[41 more]"
+    assert clean_line("x" * 10, chars_max=10) == "x" * 10
+
+
+# C063
+def test_a_hundred_kilobytes_of_line_breaks_stay_one_bounded_line() -> None:
+    """Arguments full of line breaks take one line, which says what was cut."""
+    shown = compact_json({"command": "\n" * 100_000 + "rm"})
+
+    assert "\n" not in shown
+    assert len(shown) < 2_100
+    assert "more]" in shown
+
+
+def test_arguments_show_their_control_characters_as_escapes() -> None:
+    """In JSON a control character stays visible as what it is."""
+    assert compact_json({"a": "\x1b[31m\u202e"}) == '{"a": "\\u001b[31m<U+202E>"}'
+
+
+def test_the_tail_of_an_output_is_its_last_lines() -> None:
+    """Of a long output the end is shown, cleaned."""
+    assert tail("one\ntwo\nthree\x1b[2J\n", lines=2) == ["two", "three"]
+    assert tail("x" * 1_000_000, lines=1, chars_max=5)[0].startswith("xxxx…")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0s"),
+        (0.04, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (3599.4, "59m59s"),
+        (3600, "1h00m"),
+        (86_399, "23h59m"),
+        (90_000, "1d01h"),
+    ],
+)
+def test_a_duration_reads_as_people_say_it(seconds: float, text: str) -> None:
+    """Durations carry two units at most and never round to sixty."""
+    assert duration(seconds) == text
+
+
+def test_a_moment_no_calendar_has_is_shown_as_its_number() -> None:
+    """A stored moment far outside of the calendar breaks no screen."""
+    assert moment(2**62) == f"{2**62} us"
+    assert moment(None) == "-"
+
+
+def test_columns_align_wide_characters() -> None:
+    """A wide character counts as two cells, so that the next column stays in line."""
+    lines = columns(("A", "B"), [("中", "x"), ("long", "y")])
+
+    def cells(text: str) -> int:
+        return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+    assert cells(lines[1][: lines[1].index("x")]) == lines[2].index("y") == 6

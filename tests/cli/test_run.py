@@ -1,0 +1,295 @@
+"""`run` and `resume` end to end: a scripted model, real tools, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pidurable.session._seams import Failpoints
+
+
+class DieAt(Failpoints):
+    """Raises at the n-th passing of a point."""
+
+    def __init__(self, name: str, number: int = 1) -> None:
+        self.name = name
+        self.left = number
+
+    def hit(self, name: str) -> None:
+        if name == self.name:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A model that runs one command and answers."""
+    path = tmp_path / "model.yaml"
+    path.write_text(
+        '- text: "I look."\n'
+        '  calls: [{name: bash, arguments: {command: "echo one >> effects; echo seen"}}]\n'
+        '- expect: {text: "seen"}\n'
+        '  text: ["It is ", "\\e[31mdone\\e[0m."]\n'
+    )
+    return path
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with durations left out."""
+    return [re.sub(r"\d+\.\d+s", "0.0s", line) for line in text.splitlines()]
+
+
+def test_the_answer_goes_to_stdout_and_everything_else_to_stderr(command, script) -> None:
+    """A pipe gets the answer alone; what happened is told in plain lines, what tools may first."""
+    found = command("run", "do it", "--script", str(script))
+
+    assert (found.code, found.out) == (0, "It is done.\n")
+    assert lines_of(found.err) == [
+        "tools may do everything this user may: read, write, run commands (no approvals yet)",
+        "run 4 began",
+        "I look.",
+        'task 9: bash {"command": "echo one >> effects; echo seen"}',
+        "task 9: bash done in 0.0s",
+        "    seen",
+        "run 4 done after 0.0s",
+    ]
+
+
+def test_json_is_one_object_with_the_whole_result(command, script) -> None:
+    """`-o json` gives submission, run, status, text, reason and usage, and nothing besides."""
+    found = command("run", "do it", "--script", str(script), "-o", "json")
+
+    value = json.loads(found.out)
+    usage = value.pop("usage")
+    assert value == {
+        "submission": 3,
+        "run": 4,
+        "status": "done",
+        "text": "It is \x1b[31mdone\x1b[0m.",
+        "reason": None,
+        "detail": None,
+    }
+    assert usage["requests"] == 2
+    assert usage["output_tokens"] > 0
+
+
+def test_the_next_prompt_goes_on_in_the_same_conversation(command, script, tmp_path) -> None:
+    """A second run finds the first one's history, model and folder."""
+    command("run", "do it", "--script", str(script))
+    with script.open("a") as file:
+        file.write('- {when: {user: "more"}, expect: {text: "do it"}, text: "more done"}\n')
+
+    found = command("run", "-", stdin="more, please")
+
+    assert (found.code, found.out) == (0, "more done\n")
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "message"),
+    [
+        ("{error: other}", 1, "model_error"),
+        ("{error: auth}", 1, "model_error"),
+        ("{error: overflow}", 1, "context_overflow"),
+        ("{text: '', calls: [{name: nothing}]}", 1, "model_error"),
+    ],
+)
+def test_a_run_without_an_answer_is_a_failure(
+    command, tmp_path: Path, step: str, code: int, message: str
+) -> None:
+    """No answer means exit 1, nothing on stdout, and the reason with its meaning on stderr."""
+    (tmp_path / "m.yaml").write_text(f"- {step}\n")
+
+    found = command("run", "x", "--script", "m.yaml")
+
+    assert (found.code, found.out) == (code, "")
+    assert f"unanswered: {message}" in found.err
+    assert "pidurable conversation log" in found.err
+
+
+def test_a_wait_that_takes_too_long_ends_with_8_and_can_be_resumed(command, tmp_path) -> None:
+    """`--timeout` leaves the work in the store; `resume` brings it to its end."""
+    (tmp_path / "m.yaml").write_text(
+        "log: requests\nsteps:\n- {text: [a, b], stall: {after: 1}, times: 1}\n"
+    )
+
+    late = command("run", "x", "--script", "m.yaml", "--timeout", "0.3")
+    done = command("resume")
+
+    assert (late.code, late.out) == (8, "")
+    assert "`pidurable resume` goes on" in late.err
+    assert (done.code, done.out) == (0, "ab\n")
+
+
+def test_a_request_id_given_twice_is_done_once(command, script, tmp_path) -> None:
+    """The same prompt under the same request id gives the first answer again, without new work."""
+    first = command("run", "do it", "--script", str(script), "--request-id", "r1")
+    again = command("run", "do it", "--request-id", "r1")
+    other = command("run", "do that", "--request-id", "r1")
+
+    assert first.out == again.out == "It is done.\n"
+    assert (tmp_path / "effects").read_text() == "one\n"
+    assert other.code == 2
+    assert "already names submission 3" in other.err
+
+
+# --- resuming ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "verdict"),
+    [("CP1", "had not begun"), ("CP2", "interrupt"), ("CP3", "interrupt"), ("CP5", "resend|goes")],
+)
+def test_an_interrupted_run_says_what_becomes_of_it_and_ends(
+    command, script, tmp_path: Path, point: str, verdict: str
+) -> None:
+    """Stopped anywhere, a run is planned, resumed and answered; its effect is not repeated."""
+    script.write_text(script.read_text().replace('expect: {text: "seen"}', "thinking: hm"))
+    stopped = command("run", "do it", "--script", str(script), failpoints=DieAt(point))
+    effects = tmp_path / "effects"
+    before = effects.read_text() if effects.exists() else ""
+
+    plan = command("resume", "--plan")
+    as_json = json.loads(command("resume", "--plan", "-o", "json").out)
+    refused = command("run", "something else")
+    resumed = command("resume")
+    after = effects.read_text() if effects.exists() else ""
+    nothing = command("resume")
+
+    assert stopped.code == 130
+    assert "pidurable resume" in stopped.err
+    assert re.search(verdict, plan.out)
+    assert as_json["submissions"] == [3]
+    assert refused.code == 2
+    assert (resumed.code, resumed.out) == (0, "It is done.\n")
+    assert before in after
+    assert len(after.split()) <= 1
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "nothing to resume" in nothing.err
+
+
+def test_a_safe_call_is_run_again(command, tmp_path: Path) -> None:
+    """A call that only reads is planned as `rerun` and gives its result after all."""
+    (tmp_path / "notes").write_text("remember\n")
+    (tmp_path / "m.yaml").write_text(
+        "- calls: [{name: read, arguments: {path: notes}}]\n"
+        "- {expect: {results: [remember]}, text: read}\n"
+    )
+
+    command("run", "x", "--script", "m.yaml", failpoints=DieAt("CP3"))
+    plan = command("resume", "--plan")
+    found = command("resume", "-o", "json")
+
+    assert "rerun     task 9: read" in plan.out
+    assert found.code == 0
+    assert json.loads(found.out)["submissions"][0]["text"] == "read"
+
+
+def test_continue_goes_on_with_the_old_work_and_then_does_the_new(command, script) -> None:
+    """`run --continue` finishes what was left, then answers its own prompt."""
+    with script.open("a") as file:
+        file.write('- {when: {user: "second"}, text: "second done"}\n')
+    command("run", "do it", "--script", str(script), failpoints=DieAt("CP1"))
+
+    found = command("run", "second", "--continue")
+    log = command("conversation", "log")
+
+    assert (found.code, found.out) == (0, "second done\n")
+    assert log.out.index("It is done.") < log.out.index("second done")
+
+
+# C015
+def test_work_whose_code_is_gone_is_named_and_left_for_a_person(command, tmp_path: Path) -> None:
+    """With a definition missing, resume says which task is blocked and how to go on: exit 6."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "m.yaml").write_text("- calls: [{name: pay, arguments: {}}]\n- ok\n")
+    extension = str(tmp_path / "shop.py")
+    late = command("run", "x", "--script", "m.yaml", "-e", extension, "--timeout", "0.3")
+
+    stuck = command("resume")
+    done = command("resume", "-e", extension)
+
+    assert late.code == 8
+    assert stuck.code == 6
+    assert "missing_definition" in stuck.err
+    assert "pidurable task abort" in stuck.err
+    assert (done.code, done.out) == (0, "ok\n")
+
+
+SHOP = '''
+from datetime import UTC, datetime, timedelta
+import attrs
+from pidurable import Extension, Task, TaskContext, ToolCall, nothing_to_undo, phase, tool
+
+@attrs.frozen
+class Wait:
+    """Nothing has happened."""
+
+@attrs.frozen
+class Pay:
+    """May have been paid."""
+
+class Payment(Task[str, Wait | Pay, str]):
+    name = "shop.payment"
+    version = 1
+    def initial(self, input: str) -> Wait:
+        return Wait()
+    @phase
+    async def wait(self, at: Wait, ctx) -> None:
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        await ctx.wait(then=Pay(), deadline=soon)
+    @phase
+    async def pay(self, at: Pay, ctx) -> None:
+        await ctx.complete("paid")
+    abort = nothing_to_undo
+
+@tool(replay="safe")
+async def pay(call: ToolCall) -> str:
+    """Pay."""
+    task = await call.create_task(Payment, "x", key="pay")
+    return "paid"
+
+extension = Extension("shop", tools=[pay], tasks=[Payment()])
+'''
+
+
+# --- aborting ---------------------------------------------------------------------------------
+
+
+def test_abort_ends_a_task_and_says_so(command, script) -> None:
+    """`task abort` ends the run; a second time it says that there is nothing to do."""
+    command("run", "do it", "--script", str(script), failpoints=DieAt("CP1"))
+
+    first = command("task", "abort", "4", "--yes")
+    again = command("task", "abort", "4", "--yes")
+    both = command("task", "list", "-o", "json")
+
+    assert (first.code, first.out) == (0, "task 4 aborted\n")
+    assert (again.code, again.out) == (0, "")
+    assert "task 4 has ended already: aborted" in again.err
+    outcomes = {task["id"]: task["outcome"]["status"] for task in json.loads(both.out)}
+    assert set(outcomes.values()) == {"aborted"}
+    assert command("resume").code == 0
+
+
+def test_hostile_text_never_reaches_the_terminal_alive(command, tmp_path: Path) -> None:
+    """Names, arguments, output, answers and errors are cleaned on every way to the screen."""
+    # C063, C081, C082
+    (tmp_path / "m.yaml").write_text(
+        '- text: "a\\e[2Jb\\u202e"\n'
+        "  calls: [{name: bash, arguments: {command: \"printf 'x\\\\033]0;t\\\\007y\\\\000z'\"}},\n"
+        '          {name: "evil\\e[31m", arguments: {}}]\n'
+        '- {error: {kind: other, detail: "bad\\e[1A\\r gone"}}\n'
+    )
+
+    found = command("run", "x\x1b[31m", "--script", "m.yaml")
+    log = command("conversation", "log")
+    listed = command("task", "list")
+
+    assert found.code == 1
+    for text in (found.err, log.out, log.err, listed.out):
+        assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text) is None
+    assert "ab<U+202E>" in found.err

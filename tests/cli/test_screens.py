@@ -1,0 +1,311 @@
+"""What people see: help, lists, trees, sheets, transcripts and errors, held as snapshots."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from pidurable.harness._open import open_harness
+
+Snapshot = Callable[[str, str], None]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["run"],
+        ["resume"],
+        ["task"],
+        ["task", "list"],
+        ["task", "abort"],
+        ["conversation", "log"],
+    ],
+    ids=lambda argv: "-".join(argv) or "pidurable",
+)
+def test_help_says_what_a_command_does(
+    command: Callable[..., object], check_snapshot: Snapshot, argv: list[str]
+) -> None:
+    """Help names every option and goes to stdout."""
+    found = command(*argv, "--help")
+
+    assert found.code == 0
+    check_snapshot(f"help-{'-'.join(argv) or 'pidurable'}.txt", found.out)
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("task-list", ["task", "list"]),
+        ("task-list-live", ["task", "list", "--live", "--kind", "pi.tool"]),
+        ("task-tree", ["task", "tree"]),
+        ("task-tree-10", ["task", "tree", "10"]),
+        ("task-tree-30", ["task", "tree", "30"]),
+        ("task-show", ["task", "show", "12", "10", "20", "21", "31"]),
+        ("conversation-log", ["conversation", "log"]),
+        ("conversation-log-full", ["conversation", "log", "1", "--full", "--limit", "3"]),
+        ("resume-plan", ["resume", "--plan"]),
+    ],
+)
+def test_a_screen_is_as_it_was(
+    command: Callable[..., object],
+    known_store: Path,
+    check_snapshot: Snapshot,
+    name: str,
+    argv: list[str],
+) -> None:
+    """Looking at a known store shows the known screen, with nothing a terminal would obey."""
+    found = command(*argv)
+
+    assert found.code == 0
+    # C063, C081
+    assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", found.out + found.err) is None
+    check_snapshot(f"{name}.txt", f"{found.out}--- stderr\n{found.err}")
+
+
+def test_json_holds_the_stored_text_as_it_is(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """For programs nothing is cleaned: JSON carries what is stored."""
+    tasks = json.loads(command("task", "list", "-o", "json").out)
+    entries = json.loads(command("conversation", "log", "-o", "json").out)
+    shown = json.loads(command("task", "show", "12", "-o", "json").out)
+    tree = json.loads(command("task", "tree", "-o", "json").out)
+
+    assert [task["id"] for task in tasks] == [3, 5, 10, 12, 13, 20, 21, 31]
+    assert shown["input"]["arguments"]["command"] == "echo \x1b]0;t\x07"
+    assert shown["status"] == "running"
+    call = entries[2]["messages"][0]["blocks"][2]
+    assert call == {
+        "type": "tool_call",
+        "name": "bash",
+        "arguments": {"command": "echo \x1b[1A\u202e"},
+        "opaque": None,
+    }
+    assert {row["depth"] for row in tree} == {0, 1, 2, 3, 4}
+
+
+def test_ids_feed_the_next_command(command: Callable[..., object], known_store: Path) -> None:
+    """What `-o ids` prints, `-` reads."""
+    ids = command("task", "list", "--status", "terminal", "-o", "ids").out
+    shown = command("task", "show", "-", "-o", "ids", stdin=ids)
+
+    assert shown.out == ids == "3\n5\n13\n20\n"
+    assert command("conversation", "log", "-o", "ids").out.split() == ["2", "4", "6", "7", "8", "9"]
+
+
+# C078
+def test_looking_changes_nothing(command: Callable[..., object], known_store: Path) -> None:
+    """Every looking command leaves the folder byte for byte as it was."""
+    before = {path.name: path.read_bytes() for path in known_store.parent.iterdir()}
+
+    for argv in (["task", "tree"], ["task", "list"], ["conversation", "log"], ["resume", "--plan"]):
+        assert command(*argv).code == 0
+
+    after = {path.name: path.read_bytes() for path in known_store.parent.iterdir()}
+    kept = {name: data for name, data in after.items() if not name.endswith(("-wal", "-shm"))}
+    assert kept == {n: d for n, d in before.items() if not n.endswith(("-wal", "-shm"))}
+
+
+ERRORS = [
+    ("unknown-command", ["task", "frobnicate"], 2),
+    ("unknown-option", ["run", "x", "--modell", "a/b"], 2),
+    ("unknown-id", ["task", "show", "99"], 4),
+    ("huge-id", ["task", "show", "9" * 30], 4),
+    ("not-an-id", ["task", "show", "seven"], 2),
+    ("no-id", ["task", "show"], 2),
+    ("unknown-root", ["task", "tree", "99"], 4),
+    ("unknown-conversation", ["conversation", "log", "99"], 4),
+    ("task-is-no-conversation", ["conversation", "log", "3"], 4),
+    ("bad-status", ["task", "list", "--status", "dead"], 2),
+    ("bad-limit", ["task", "list", "--limit", "0"], 2),
+    ("bad-log-limit", ["conversation", "log", "--limit", "-1"], 2),
+    ("bad-output", ["task", "list", "-o", "xml"], 2),
+    ("abort-needs-yes", ["task", "abort", "10"], 2),
+    ("unknown-code", ["explain", "interupted"], 4),
+    ("no-model", ["run", "do it", "--store", "new.sqlite"], 2),
+    ("unknown-provider", ["run", "do it", "--model", "opanai/gpt"], 2),
+    ("unknown-script-model", ["run", "do it", "--model", "scripted/none"], 2),
+    ("empty-prompt", ["run", "  "], 2),
+    ("unfinished-work", ["run", "more", "--model", "openai/gpt-5"], 2),
+    ("bad-extension", ["resume", "-e", "./nothing.py"], 2),
+]
+
+
+@pytest.mark.parametrize(("name", "argv", "code"), ERRORS, ids=[name for name, _, _ in ERRORS])
+def test_a_mistake_is_answered_with_what_to_do(
+    command: Callable[..., object],
+    known_store: Path,
+    check_snapshot: Snapshot,
+    name: str,
+    argv: list[str],
+    code: int,
+) -> None:
+    """Every mistake says what happened and what to do next, on stderr, with its exit code."""
+    found = command(*argv)
+
+    assert (found.code, found.out) == (code, "")
+    check_snapshot(f"error-{name}.txt", found.err.replace(str(known_store.parent.parent), "DIR"))
+
+
+def test_explain_knows_every_meaning_of_a_code(command: Callable[..., object]) -> None:
+    """A code that is used in two places is explained for both."""
+    found = command("explain", "interrupted")
+
+    assert found.code == 0
+    assert "of a blocked task" in found.out
+    assert "of a tool call" in found.out
+
+
+def test_the_version_is_printed_alone(command: Callable[..., object]) -> None:
+    """`--version` prints the version and nothing else."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", command("--version").out)
+
+
+# --- stores that cannot be used ---------------------------------------------------------------
+
+
+LOOKING = (["task", "list"], ["task", "tree"], ["conversation", "log"], ["resume", "--plan"])
+
+
+# C077
+@pytest.mark.parametrize("argv", [*LOOKING, ["resume"], ["task", "abort", "1", "--yes"]])
+def test_a_missing_store_is_never_created_by_looking(
+    command: Callable[..., object], tmp_path: Path, argv: list[str]
+) -> None:
+    """Where a store is expected and is not there, nothing is made up: exit 4."""
+    found = command(*argv)
+
+    assert found.code == 4
+    assert "there is no store at .pidurable/session.sqlite" in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# C076, C078
+@pytest.mark.parametrize("argv", LOOKING)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "is not a pidurable store"),
+        ("folder", "it is a folder"),
+        ("other database", "is not a pidurable store"),
+        ("newer", "has schema 999, this program knows up to"),
+    ],
+)
+def test_what_is_no_store_of_ours_is_named_and_left_alone(
+    command: Callable[..., object], known_store: Path, argv: list[str], kind: str, message: str
+) -> None:
+    """A wrong or newer file is refused with the reason, and is byte for byte as it was."""
+    path = _spoiled(known_store, kind)
+    before = path.read_bytes() if path.is_file() else b""
+
+    found = command(*argv, "--store", str(path))
+
+    assert found.code == 1
+    assert message in found.err
+    assert "next:" in found.err
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def _spoiled(store: Path, kind: str) -> Path:
+    path = store.parent / "spoiled"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("dear diary\n" * 500)
+    elif kind == "other database":
+        connection = apsw.Connection(str(path))
+        connection.execute("create table t (a)")
+        connection.close()
+    else:
+        path.write_bytes(store.read_bytes())
+        connection = apsw.Connection(str(path))
+        connection.execute("pragma user_version = 999")
+        connection.close()
+    return path
+
+
+# C078
+def test_one_damaged_row_is_named_and_hides_nothing_else(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """A row that cannot be decoded is damage with its place; other rows are still shown."""
+    connection = apsw.Connection(str(known_store))
+    connection.execute("update entries set messages = '[{\"role\": 3}]' where id = 6")
+    connection.execute("update inputs set value = 'not json' where task = 20")
+    connection.close()
+
+    log = command("conversation", "log")
+    task = command("task", "show", "20")
+
+    assert (log.code, task.code) == (1, 1)
+    assert "entry 6 cannot be decoded" in log.err
+    assert "task 20 cannot be decoded" in task.err
+    assert "restore a copy" in log.err
+    assert command("task", "show", "12").code == 0
+
+
+def test_a_store_without_read_permission_is_no_missing_store(
+    command: Callable[..., object], known_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that may not be read is reported as that, and works again once it may."""
+    real = __import__("os").access
+    monkeypatch.setattr(
+        "os.access", lambda path, mode: False if str(path) == str(known_store) else real(path, mode)
+    )
+
+    refused = command("task", "list")
+    monkeypatch.undo()
+    monkeypatch.chdir(known_store.parent.parent)
+
+    assert refused.code == 1
+    assert "this user may not read it" in refused.err
+    assert command("task", "list").code == 0
+
+
+async def test_looking_works_beside_a_holder_and_says_who_it_is(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """While a process holds the store, looking works, and work on it exits 5 and names it."""
+    import os
+
+    import trio
+
+    async with open_harness(known_store, create=False):
+
+        def look() -> list[object]:
+            return [
+                command("task", "tree"),
+                command("resume"),
+                command("resume", "--plan"),
+                command("task", "abort", "12", "--yes"),
+                command("run", "x", "--model", "openai/gpt-5"),
+            ]
+
+        tree, *held = await trio.to_thread.run_sync(look)
+
+    assert tree.code == 0
+    assert f"held by process {os.getpid()}" in tree.err
+    for found in held:
+        assert found.code == 5
+        assert f"is held by process {os.getpid()}" in found.err
+        assert "next:" in found.err
+
+
+def test_the_default_store_is_for_its_owner_alone(
+    command: Callable[..., object], tmp_path: Path
+) -> None:
+    """The folder is 0700 and the store 0600, whatever the umask."""
+    (tmp_path / "s.yaml").write_text("- hello\n")
+
+    assert command("run", "hi", "--script", "s.yaml").code == 0
+
+    store = tmp_path / ".pidurable" / "session.sqlite"
+    assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
