@@ -344,11 +344,12 @@ class CommitLine:
         self._tell_drained()
 
     def _tell_drained(self) -> None:
-        if self._drained is not None and self._is_quiet():
+        if self._drained is not None and self.is_quiet():
             task, self._drained = self._drained, None
             trio.lowlevel.reschedule(task)
 
-    def _is_quiet(self) -> bool:
+    def is_quiet(self) -> bool:
+        """Whether no commit is running, queued or being stored."""
         return not (self._busy or self._storing or self._waiting or self._batch is not None)
 
     async def wait_for_batch(self, member: Member) -> None:
@@ -448,6 +449,6 @@ class CommitLine:
     async def drain(self) -> None:
         """Refuse new commits and wait, shielded, for the accepted ones."""
         self.refuse_new()
-        while not self._is_quiet():
+        while not self.is_quiet():
             self._drained = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(_unabortable)

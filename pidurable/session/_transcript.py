@@ -84,6 +84,7 @@ def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
         if isinstance(item.message, ToolResultMessage):
             results.setdefault(item.message.call, item)
     out: list[ContextMessage] = []
+    called: set[int] = set()
     for item in flat:
         message = item.message
         if isinstance(message, ToolResultMessage):
@@ -91,9 +92,14 @@ def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
         if isinstance(message, AssistantMessage):
             if message.status != "complete":
                 continue
+            if item.entry in called:
+                # A call is known by its entry, which has one answer; a second one only speaks.
+                message = _without_calls(message)
             kept = _assistant(message)
             if kept is None:
                 continue
+            if message.tool_calls:
+                called.add(item.entry)
             out.append(ContextMessage(kept, item.entry))
             for index, call in enumerate(message.tool_calls):
                 found = results.get((item.entry, index))
@@ -128,6 +134,11 @@ def _blank(block: Block) -> bool:
 
 def _visible(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(block for block in blocks if not _blank(block))
+
+
+def _without_calls(message: AssistantMessage) -> AssistantMessage:
+    blocks = tuple(block for block in message.blocks if not isinstance(block, ToolCallBlock))
+    return attrs.evolve(message, blocks=blocks)
 
 
 def _assistant(message: AssistantMessage) -> AssistantMessage | None:
