@@ -108,6 +108,7 @@ class Runtime:
         self._signals: dict[int, int] = {}
         self._tops: dict[int, int] = {}
         self._nursery: trio.Nursery | None = None
+        self._stopping = trio.Event()
         self._fatal: BaseException | None = None
         self.on_fatal: Callable[[], None] | None = None
         self._looked_at: Definitions = snapshot()
@@ -325,7 +326,7 @@ class Runtime:
         for id in index.marked_running:
             invocation = self.invocations.get(id)
             if invocation is not None and not invocation.aborting:
-                invocation.cancel()
+                self._stop(invocation)
         index.marked_running.clear()
         for id in index.ended:
             self._signals.pop(id, None)
@@ -344,7 +345,7 @@ class Runtime:
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.reverted()
         for invocation in self.invocations.values():
-            invocation.cancel()
+            self._stop(invocation)
         self.waits.release()
 
     def refusing(self, refusing: bool) -> None:
@@ -391,6 +392,7 @@ class Runtime:
         """Account for the slot; one that was planned and is not held may be of use to others."""
         self.scheduler.account(task_id)
         self.index.ready.set_free(kind)
+        self.scheduler.timers_changed()
         if self.scheduler.has_work():
             self.scheduler.kick()
 
@@ -411,6 +413,11 @@ class Runtime:
             )
         finally:
             self._joined(invocation)
+
+    def _stop(self, invocation: Invocation) -> None:
+        """Cancel an invocation's handler, and watch how long it takes to stop."""
+        invocation.cancel()
+        self._stopping.set()
 
     def _stop_host(self, fatal: BaseException) -> None:
         """KeyboardInterrupt and SystemExit of a handler close the harness, and fault nothing."""
@@ -512,7 +519,7 @@ class Runtime:
         self.closing = True
         self.session.line.refuse_new()
         for invocation in self.invocations.values():
-            invocation.cancel()
+            self._stop(invocation)
 
     @property
     def fatal(self) -> BaseException | None:
@@ -534,23 +541,39 @@ class Runtime:
             )
 
     async def report_stopping(self) -> None:
-        """Name every handler that takes long to stop; it is never left behind."""
-        reported: dict[int, float] = {}
+        """Name every handler that takes long to stop, again and again; it is never left behind."""
         while True:
-            await trio.sleep(STOP_REPORT_SECONDS / 2)
-            now = trio.current_time()
-            for id, invocation in self.invocations.items():
-                since = invocation.stopping_since
-                if since is None or now - max(since, reported.get(id, 0)) < STOP_REPORT_SECONDS:
-                    continue
-                reported[id] = now
-                logger.warning(
-                    "task %d (%s) has been stopping for %.0f s, at:\n%s",
-                    id,
-                    invocation.kind,
-                    now - since,
-                    invocation.stack(),
-                )
+            await self._stopping.wait()
+            self._stopping = trio.Event()
+            reports: dict[Invocation, int] = {}
+            while stopping := [
+                i for i in self.invocations.values() if i.stopping_since is not None
+            ]:
+                now = trio.current_time()
+                due_at = []
+                for invocation in stopping:
+                    assert invocation.stopping_since is not None
+                    count = reports.get(invocation, 0)
+                    due = invocation.stopping_since + STOP_REPORT_SECONDS * (count + 1)
+                    if now >= due:
+                        reports[invocation] = count + 1
+                        self._report_stopping(invocation, now - invocation.stopping_since)
+                        due += STOP_REPORT_SECONDS
+                    due_at.append(due)
+                with trio.move_on_at(min(due_at)):
+                    # Another one may be told to stop meanwhile.
+                    await self._stopping.wait()
+                    self._stopping = trio.Event()
+
+    @staticmethod
+    def _report_stopping(invocation: Invocation, seconds: float) -> None:
+        logger.warning(
+            "task %d (%s) has been stopping for %.0f s, at:\n%s",
+            invocation.task_id,
+            invocation.kind,
+            seconds,
+            invocation.stack(),
+        )
 
     def closing_writes(self) -> list[tuple[Op, tuple[Any, ...]]]:
         """Rows of the closing commit: what ran is pending from its checkpoint, uncharged."""

@@ -139,9 +139,27 @@ class Scheduler:
             one.put_back()
             return False
         one.adopted()
+        self.timers_changed()
+        if any(not invocation.aborting for invocation in one.starts):
+            await self._fence()
         for invocation in one.starts:
             self._runtime.start_invocation(invocation)
         return one.records > 0
+
+    async def _fence(self) -> None:
+        """Wait for the commits that queued while a reservation was in the storage.
+
+        One of them may be the abort of a task that was just reserved, and then no phase of it may
+        begin. A body that only reads is answered when the batch that it stands on is durable.
+        """
+        if self._runtime.session.line.is_quiet():
+            return
+        try:
+            with trio.CancelScope(shield=True):
+                await self._runtime.commit(lambda tx: None)
+        except (StorageRefusedError, SessionPoisonedError, SessionClosedError):
+            # What queued was not stored, or nothing will start; both are looked at by the start.
+            return
 
     # --- timers --------------------------------------------------------------------------
 
