@@ -7,8 +7,9 @@ join, closes when it is full or led away, and ends once for all of its members.
 from __future__ import annotations
 
 import contextvars
+import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
@@ -17,8 +18,30 @@ from pidurable.errors import SessionPoisonedError
 from pidurable.records._limits import BATCH_BODIES_MAX, BATCH_SECONDS_MAX
 from pidurable.storage import Op
 
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
 SLICE_SECONDS = 0.001
 """Bodies run this long in one go; then the loop has a turn, so that others are not kept waiting."""
+
+
+def again(error: ErrorT) -> ErrorT:
+    """A copy to raise in another task: one exception object must not be raised twice."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+def unabortable(_: Any) -> trio.lowlevel.Abort:
+    """For waits that end by themselves and must not be cut short."""
+    return trio.lowlevel.Abort.FAILED
+
+
+def place_of(body: Callable[..., Any]) -> str:
+    """Where a body stands in the code."""
+    code = getattr(body, "__code__", None)
+    if code is None:
+        return repr(body)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
 
 
 class Draft(Protocol):
@@ -30,6 +53,10 @@ class Draft(Protocol):
     flush: bool
     broken: BaseException | None
     """A read of the body that failed; what the body decided after it stands on nothing."""
+
+    async def prepare(self) -> None:
+        """End of an `async with` body: do the long part of `seal` outside the loop."""
+        ...
 
     def seal(self) -> None:
         """End of the body: encode and check what is staged, ask the participants."""

@@ -82,6 +82,7 @@ class AsyncBody(Generic[TxT]):
                 raise CommitBodyTimeoutError(seconds, self._place) from None
             return False
         try:
+            await self.draft.prepare()
             self.draft.seal()
         except BaseException:
             await self._end(sealed=False)

@@ -14,6 +14,7 @@ import attrs
 from pidurable.errors import InvalidArgumentError, NotFoundError, TransactionClosedError, check
 from pidurable.records import _json, _patch
 from pidurable.records._entries import Conversation
+from pidurable.records._limits import KIB
 from pidurable.session import _documents
 from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
 from pidurable.storage import Op
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pidurable.session._session import Session
 
 DocT = TypeVar("DocT")
+
+_LOOP_BYTES_MAX = 256 * KIB
+"""Documents up to this size are compared in the loop."""
 
 
 @attrs.define(eq=False)
@@ -33,6 +37,8 @@ class _DocDraft:
     before: Any
     """The staged value in today's shape, when the draft was last compared; None for a new one."""
     value: Any
+    compared: tuple[Any, list[Any]] | None = None
+    """Its JSON and the operations that lead there, where a thread has compared it already."""
 
 
 @attrs.define(eq=False)
@@ -254,14 +260,29 @@ class DocumentWork:
         for address, pending in self._pending.items():
             self._store(address, pending)
 
-    def _compare(self, draft: _DocDraft) -> None:
-        """Turn what a draft has become since it was last compared into operations."""
+    async def prepare(self) -> None:
+        """Compare large drafts in a thread, before `seal`, so that the loop can go on meanwhile.
+
+        The body has returned and the line is held, so nobody changes them.
+        """
+        for draft in self._drafts:
+            state = self._doc_state(draft.address)
+            if state is not None and state.base_bytes + state.delta_bytes > _LOOP_BYTES_MAX:
+                draft.compared = await self._session.blocking.run(self._difference, draft)
+
+    def _difference(self, draft: _DocDraft) -> tuple[Any, list[Any]]:
         path = f"$<{draft.definition.name}>"
         value = self._session.codec.encode(draft.value, draft.definition.cls, path=path)
+        return value, [] if draft.before is None else _patch.diff(draft.before, value)
+
+    def _compare(self, draft: _DocDraft) -> None:
+        """Turn what a draft has become since it was last compared into operations."""
+        value, ops = draft.compared or self._difference(draft)
+        draft.compared = None
         if draft.before is None:
             self.put_doc(draft.definition, draft.address, value)
         else:
-            self.patch_doc(draft.definition, draft.address, _patch.diff(draft.before, value))
+            self.patch_doc(draft.definition, draft.address, ops)
         draft.before = value
 
     def _store(self, address: Address, pending: _DocPending) -> None:

@@ -19,7 +19,6 @@ Everything here is protected against KeyboardInterrupt, but not the bodies: they
 
 from __future__ import annotations
 
-import copy
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -29,13 +28,11 @@ import outcome
 import trio
 
 from pidurable.errors import (
-    HolderLostError,
     InternalError,
     InvalidArgumentError,
     NestedCommitError,
     SessionClosedError,
     SessionPoisonedError,
-    StorageRefusedError,
 )
 from pidurable.records._limits import Settings
 from pidurable.session._batch import (
@@ -43,10 +40,13 @@ from pidurable.session._batch import (
     Draft,
     Member,
     OpenBatch,
+    again,
     body_of_task,
+    place_of,
+    unabortable,
 )
 from pidurable.session._body import AsyncBody
-from pidurable.session._seams import Failpoints, logger
+from pidurable.session._seams import logger
 from pidurable.session._writer import BatchWriter
 from pidurable.storage import Storage
 
@@ -57,28 +57,10 @@ _LEAD = "lead"
 """What a committer is woken with whose body was run for it, and who is to lead the batch."""
 
 
-def again(error: BaseException) -> BaseException:
-    """A copy to raise in another task: one exception object must not be raised twice."""
-    copied = copy.copy(error)
-    copied.__cause__ = error.__cause__
-    return copied
-
-
-def _unabortable(_: Any) -> trio.lowlevel.Abort:
-    return trio.lowlevel.Abort.FAILED
-
-
 @trio.lowlevel.disable_ki_protection
 def _call(body: Callable[[Any], Any], draft: Draft) -> Any:
     """Run host code: Ctrl-C may end a body that loops for ever."""
     return body(draft)
-
-
-def _place_of(body: Callable[..., Any]) -> str:
-    code = getattr(body, "__code__", None)
-    if code is None:
-        return repr(body)
-    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
 
 
 class CommitLine:
@@ -91,7 +73,6 @@ class CommitLine:
         writer: BatchWriter,
         adopter: Adopter,
         settings: Settings,
-        failpoints: Failpoints,
         seq: int,
         next_id: int,
     ) -> None:
@@ -102,7 +83,6 @@ class CommitLine:
             writer: Sends batches to it.
             adopter: Who publishes them.
             settings: Limits.
-            failpoints: Named places for tests.
             seq: The last sequence number given.
             next_id: The first id to give.
         """
@@ -119,7 +99,6 @@ class CommitLine:
         self._seq = seq
         self._writer = writer
         self._adopter = adopter
-        self._failpoints = failpoints
         self._batch: OpenBatch | None = None
         self._storing = False
         self._busy = False
@@ -274,7 +253,7 @@ class CommitLine:
         self.running = None
         seconds = trio.current_time() - started
         if seconds > self.settings.body_report_seconds:
-            logger.warning("a commit body took %.2f s (%s)", seconds, _place_of(body))
+            logger.warning("a commit body took %.2f s (%s)", seconds, place_of(body))
         return self.end(member, sealed, seconds)
 
     def end(self, member: Member, sealed: Draft | None, seconds: float) -> bool:
@@ -364,7 +343,7 @@ class CommitLine:
         if batch.leader is member:
             await self._lead(member)
         else:
-            await trio.lowlevel.wait_task_rescheduled(_unabortable)
+            await trio.lowlevel.wait_task_rescheduled(unabortable)
 
     async def _lead(self, member: Member) -> None:
         """Let the runnable join, then store the batch and wake its members in order."""
@@ -377,7 +356,7 @@ class CommitLine:
             self.advance()
             if self._busy:
                 batch.parked = True
-                await trio.lowlevel.wait_task_rescheduled(_unabortable)
+                await trio.lowlevel.wait_task_rescheduled(unabortable)
             elif self._waiting and not batch.is_full():
                 await trio.lowlevel.cancel_shielded_checkpoint()
             else:
@@ -407,27 +386,14 @@ class CommitLine:
             return again(self._poison)
         drafts = batch.drafts
         stored = self._writer.gather(drafts, self.next_id)
-        try:
-            self._failpoints.hit("commit.before")
-            await self._writer.apply(stored, batch)
-            self._failpoints.hit("commit.after")
-        except StorageRefusedError as refused:
+        error = await self._writer.store(stored, batch)
+        if error is not None:
             self._adopter.revert()
-            self._adopter.refusing(True)
-            return refused
-        except HolderLostError as lost:
-            self._adopter.revert()
-            self.set_poison(lost)
-            return lost
-        except BaseException as unknown:
-            # It may or may not be stored. Nobody is told anything but that.
-            self._adopter.revert()
-            poison = SessionPoisonedError(
-                self.storage.store, f"{type(unknown).__name__}: {unknown}"
-            )
-            poison.__cause__ = unknown
-            self.set_poison(poison)
-            return poison
+            if isinstance(error, SessionPoisonedError):
+                self.set_poison(error)
+            else:
+                self._adopter.refusing(True)
+            return error
         if self._poison is not None:
             # Another holder was seen meanwhile. This batch is stored, but nothing may act on it.
             self._adopter.revert()
@@ -451,4 +417,4 @@ class CommitLine:
         self.refuse_new()
         while not self.is_quiet():
             self._drained = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(_unabortable)
+            await trio.lowlevel.wait_task_rescheduled(unabortable)

@@ -93,6 +93,7 @@ class Session:
             storage,
             worker=self.worker,
             settings=settings,
+            failpoints=failpoints,
             epoch=head.epoch,
             inline=inline,
             power=durability == "power",
@@ -102,7 +103,6 @@ class Session:
             writer=self.writer,
             adopter=self,
             settings=settings,
-            failpoints=failpoints,
             seq=head.seq + gap,
             next_id=head.next_id + (gap if durability == "process" else 0),
         )

@@ -12,10 +12,15 @@ from typing import Any
 
 import trio
 
-from pidurable.errors import StorageRefusedError
+from pidurable.errors import (
+    HolderLostError,
+    PidurableError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
 from pidurable.records._limits import Settings
 from pidurable.session._batch import Draft, OpenBatch
-from pidurable.session._seams import Worker
+from pidurable.session._seams import Failpoints, Worker
 from pidurable.storage import Batch, Op, Storage
 
 _INLINE_WRITES_MAX = 64
@@ -34,6 +39,7 @@ class BatchWriter:
         *,
         worker: Worker,
         settings: Settings,
+        failpoints: Failpoints,
         epoch: int,
         inline: bool,
         power: bool,
@@ -44,6 +50,7 @@ class BatchWriter:
             storage: Where batches go.
             worker: The thread that flushed batches are stored in.
             settings: Limits.
+            failpoints: Named places for tests.
             epoch: The holder's epoch; every batch is checked against it.
             inline: Store everything in the loop (for a storage in memory).
             power: Commits survive a loss of power; else nothing is ever flushed.
@@ -53,6 +60,7 @@ class BatchWriter:
         self._storage = storage
         self._worker = worker
         self._settings = settings
+        self._failpoints = failpoints
         self._epoch = epoch
         self._inline = inline
         self._power = power
@@ -72,7 +80,29 @@ class BatchWriter:
             writes=writes,
         )
 
-    async def apply(self, stored: Batch, batch: OpenBatch) -> None:
+    async def store(self, stored: Batch, batch: OpenBatch) -> PidurableError | None:
+        """Store a batch; tell what went wrong in the words of those who wait for it.
+
+        Returns:
+            None if it is durable; a StorageRefusedError if certainly nothing of it is stored; else
+            a SessionPoisonedError: another holder has the session, or nobody knows.
+        """
+        try:
+            self._failpoints.hit("commit.before")
+            await self._apply(stored, batch)
+            self._failpoints.hit("commit.after")
+        except (StorageRefusedError, HolderLostError) as certain:
+            return certain
+        except BaseException as unknown:
+            # It may or may not be stored. Nobody is told anything but that.
+            poison = SessionPoisonedError(
+                self._storage.store, f"{type(unknown).__name__}: {unknown}"
+            )
+            poison.__cause__ = unknown
+            return poison
+        return None
+
+    async def _apply(self, stored: Batch, batch: OpenBatch) -> None:
         """Send a batch, again and again while the storage refuses it for certain.
 
         Not cancellable. Ctrl-C while it waits to try again ends the trying, and is left on `batch`.

@@ -9,7 +9,14 @@ import attrs
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
-from session_support import Counter, Note, line_held, new_conversation, open_test_session
+from session_support import (
+    Counter,
+    HeldBlocking,
+    Note,
+    line_held,
+    new_conversation,
+    open_test_session,
+)
 from trio.testing import wait_all_tasks_blocked
 
 from pidurable import patch
@@ -504,3 +511,26 @@ def test_what_was_assigned_is_what_is_read(values: list[tuple[Any, bool]]) -> No
         return repr(left) == repr(right) or bool(left == right)
 
     trio.run(run)
+
+
+async def test_a_large_draft_is_compared_outside_the_loop() -> None:
+    """A draft of more than 256 KiB is compared where blocking work runs, a small one is not."""
+
+    class Counting(HeldBlocking):
+        calls = 0
+
+        async def run(self, fn: Any, *args: Any) -> Any:
+            self.calls += 1
+            return await super().run(fn, *args)
+
+    blocking = Counting()
+    async with open_test_session(MemoryStorage(), blocking=blocking) as session:
+        await change(session, 1)
+        calls = blocking.calls
+        await change(session, 1)
+        assert blocking.calls == calls
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Counter)).log = ["x" * 300_000]
+        await change(session, 1)
+        assert blocking.calls == calls + 1
+        assert session.snapshot(Counter) == Counter(3, ["x" * 300_000])
