@@ -1,4 +1,4 @@
-"""What every test of this suite stands on: no settings of the machine, no deadlines of a slow one."""
+"""What every test stands on: no settings of the machine, and no deadlines on a slow one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,91 @@
+"""The source files of the project, parsed: what the tests about layers and style read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import attrs
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@attrs.frozen
+class Source:
+    """One Python file."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """The dotted name that it is imported by."""
+        parts = list(self.path.relative_to(CHECKOUT).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        return ".".join(parts)
+
+    @property
+    def place(self) -> str:
+        """The path within the checkout, for messages."""
+        return str(self.path.relative_to(CHECKOUT))
+
+    def imports(self) -> list[Import]:
+        """Every import statement, also those inside of functions and of TYPE_CHECKING."""
+        found: list[Import] = []
+        typing_only = {
+            id(node)
+            for block in ast.walk(self.tree)
+            if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+            for statement in block.body
+            for node in ast.walk(statement)
+        }
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                modules = [(alias.name, ()) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                    base = ".".join([*above, *([base] if base else [])])
+                modules = [(base, tuple(alias.name for alias in node.names))]
+            else:
+                continue
+            found += [
+                Import(module, names, node.lineno, id(node) in typing_only)
+                for module, names in modules
+            ]
+        return found
+
+
+@attrs.frozen
+class Import:
+    module: str
+    names: tuple[str, ...]
+    line: int
+    typing_only: bool
+    """Below `if TYPE_CHECKING`: there for checkers, not at run time."""
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+
+@functools.cache
+def sources(*folders: str) -> tuple[Source, ...]:
+    """The parsed files below these folders of the checkout."""
+    found = []
+    for folder in folders:
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            # The bundled extensions are reached by their own folder, not through the symlink.
+            if "__pycache__" in path.parts or path.is_relative_to(
+                CHECKOUT / "pidurable" / "extensions"
+            ):
+                continue
+            text = path.read_text()
+            found.append(Source(path, text, ast.parse(text)))
+    assert found, folders
+    return tuple(found)
