@@ -34,7 +34,7 @@ from contextlib import (
     nullcontext,
 )
 from types import TracebackType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 import attrs
 import trio
@@ -342,6 +342,7 @@ def _wall_clock_us() -> int:
     return time.time_ns() // 1000
 
 
+@final
 class Models:
     """The models that a host offers, by the names of their providers.
 

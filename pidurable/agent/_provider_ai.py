@@ -29,7 +29,7 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
 )
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import attrs
 import trio
@@ -84,6 +84,7 @@ _KINDS: dict[Kind, str] = {
 NO_OUTPUT = "(no output)"
 
 
+@final
 class AiProvider:
     """One HTTP interface that serves models: OpenAI, Anthropic, Google, or a compatible server.
 

@@ -34,12 +34,16 @@ class Snapshot:
 @final
 @attrs.frozen
 class RunStart:
+    """A run has begun: the turns from an input to its answer. `run` is its first generation."""
+
     run: int
 
 
 @final
 @attrs.frozen
 class TurnStart:
+    """A turn has begun: one answer of the model, with its tool calls."""
+
     run: int
     turn: int
     generation: int
@@ -56,6 +60,8 @@ class EntryAdded:
 @final
 @attrs.frozen
 class MessageStart:
+    """The model is asked; its answer comes in updates."""
+
     generation: int
 
 
@@ -75,12 +81,16 @@ class MessageUpdate:
 @final
 @attrs.frozen
 class MessageEnd:
+    """The answer is stored as this entry."""
+
     entry: Entry
 
 
 @final
 @attrs.frozen
 class ToolExecutionStart:
+    """A tool call of the turn has become a task."""
+
     task: int
     index: int
     name: str
@@ -90,6 +100,8 @@ class ToolExecutionStart:
 @final
 @attrs.frozen
 class ToolExecutionUpdate:
+    """A running call has put something out."""
+
     task: int
     index: int
     text: str
@@ -100,6 +112,8 @@ class ToolExecutionUpdate:
 @final
 @attrs.frozen
 class ToolExecutionEnd:
+    """A tool call has its result, stored as this entry."""
+
     call: tuple[int, int]
     """(assistant entry, index of the call in it)."""
     entry: Entry
@@ -108,6 +122,8 @@ class ToolExecutionEnd:
 @final
 @attrs.frozen
 class RetryStart:
+    """The request failed and is made again at `until_us`."""
+
     try_number: int
     until_us: int
     error: str
@@ -116,12 +132,14 @@ class RetryStart:
 @final
 @attrs.frozen
 class RetryEnd:
-    pass
+    """The pause before a retry is over."""
 
 
 @final
 @attrs.frozen
 class SubmissionChanged:
+    """A submission was placed, answered, or will not be answered."""
+
     submission: int
     status: str
     reason: str | None

@@ -6,13 +6,14 @@ stored as one, and compares like one.
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Any, Generic, final
 
 from typing_extensions import TypeVar
 
 ResultT = TypeVar("ResultT", default=Any, covariant=True)
 
 
+@final
 class TaskId(int, Generic[ResultT]):
     """The id of a task whose completed outcome holds a `ResultT`."""
 

@@ -20,18 +20,24 @@ StopReason = Literal["stop", "length", "tool_use", "refusal", "error", "aborted"
 
 @attrs.frozen(kw_only=True)
 class TextBlock:
+    """Text of a message."""
+
     text: str
     opaque: JsonValue = None
 
 
 @attrs.frozen(kw_only=True)
 class ThinkingBlock:
+    """What a model thought aloud; shown, and given back to its own provider alone."""
+
     text: str
     opaque: JsonValue = None
 
 
 @attrs.frozen(kw_only=True)
 class ImageBlock:
+    """An image, by the digest of its bytes."""
+
     blob: str
     """SHA-256 of the bytes, in hex."""
     media_type: str
@@ -40,6 +46,8 @@ class ImageBlock:
 
 @attrs.frozen(kw_only=True)
 class ToolCallBlock:
+    """One call that a model asks for."""
+
     name: str
     arguments: JsonValue
     """The parsed arguments; a str where the model's text was not a JSON object."""
@@ -74,12 +82,16 @@ class Usage:
 
 @attrs.frozen(kw_only=True)
 class UserMessage:
+    """What somebody said to the model."""
+
     blocks: tuple[Block, ...]
     at_us: int
 
 
 @attrs.frozen(kw_only=True)
 class AssistantMessage:
+    """What the model answered, whole or as far as it came."""
+
     blocks: tuple[Block, ...]
     status: AssistantStatus
     stop_reason: StopReason

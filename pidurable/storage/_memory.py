@@ -18,7 +18,7 @@ import time
 import uuid as uuid_module
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, final
 
 import attrs
 
@@ -368,6 +368,7 @@ def _address(row: DocumentRow) -> tuple[int, int, str, str]:
     return (row.scope, row.scope_id, row.name, row.key)
 
 
+@final
 class MemoryStorage:
     """Keep one session in memory, for tests and for work that need not outlive the process.
 

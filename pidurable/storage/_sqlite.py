@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, final
 
 import apsw
 
@@ -77,6 +77,7 @@ class _Found(NamedTuple):
     inode: int
 
 
+@final
 class SqliteStorage:
     """Keep one session in one SQLite file.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, final
 
 from typing_extensions import TypeVar
 
@@ -42,6 +42,7 @@ ChildInputT = TypeVar("ChildInputT")
 ChildResultT = TypeVar("ChildResultT")
 
 
+@final
 class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
     """A commit of a task: everything of `TreeTransaction`, and the task's own transitions."""
 

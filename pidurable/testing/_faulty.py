@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, final
 
 import attrs
 
@@ -38,6 +38,7 @@ GATE_SECONDS = 30.0
 Action = Literal["raise", "lose", "store_then_raise", "drop", "call_before", "call_after"]
 
 
+@final
 class Gate:
     """Hold calls inside the storage: wait until one `reached` it, look around, `release` it.
 
@@ -168,6 +169,7 @@ class _Planned:
     """The number of the first call at the point that it strikes."""
 
 
+@final
 class FaultyStorage(ForwardingStorage):
     """Any storage, with planned faults. With an empty plan it behaves exactly like the inner one.
 
@@ -254,6 +256,7 @@ class FaultyStorage(ForwardingStorage):
         return result
 
 
+@final
 class ReopeningStorage(ForwardingStorage):
     """Any storage, closed and opened again after every batch: what a test sees, the store holds.
 

@@ -15,6 +15,8 @@ Run them again with `ReopeningFactory(Factory())`: then what a case sees is what
 
 from __future__ import annotations
 
+from typing import final
+
 from pidurable.storage import Storage
 from pidurable.testing import (
     _conformance_holding as _conformance_holding,
@@ -30,6 +32,7 @@ def conformance_cases() -> list[ConformanceCase]:
     return list(CASES)
 
 
+@final
 class ReopeningFactory:
     """A factory whose stores are closed and opened again after every batch."""
 
