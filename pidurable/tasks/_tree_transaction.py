@@ -220,8 +220,8 @@ class TreeTransaction(Transaction):
                 if row is not None:
                     return row.id
         made = self.add_conversation(owner=owner, key=key, principal=principal)
+        self.view.add_scope(made)
         if owner is not None:
-            self.view.add_scope(made)
             self._owned.append(owner)
         return made.id
 
@@ -334,6 +334,7 @@ class TreeTransaction(Transaction):
     # --- what the scheduler writes -------------------------------------------------------
 
     def put_state(self, node: Node) -> None:
+        """Stage the state columns of a node that this transaction edits."""
         self.writes.append((Op.TASK_STATE, node.state_row()))
 
     def settle(self, node: Node, outcome: OutcomeRecord) -> None:

@@ -1,4 +1,4 @@
-"""The tree counted anew from the rows of the store, compared with what the runtime keeps in step."""
+"""The tree counted anew from the rows of the store, compared with what the runtime keeps."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def test_a_mark_before_a_fault_in_line_wins() -> None:
             await trio.sleep_forever()
         finally:
             raised.set()
-            raise ValueError("in the way")  # noqa: B012
+            raise ValueError("in the way")
 
     async with world.open():
         task = await world.create("a", script)
@@ -124,7 +124,7 @@ async def test_a_mark_racing_a_handover_runs_the_new_handler() -> None:
 
 
 async def test_closing_while_a_step_lands_begins_no_phase() -> None:
-    """A goto that is in flight when the session closes is kept; its phase waits for the reopening."""
+    """A goto in flight when the session closes is kept; its phase waits for the reopening."""
     # Hard scenario: close while a step decides to continue.
     world = World()
 
@@ -135,11 +135,10 @@ async def test_closing_while_a_step_lands_begins_no_phase() -> None:
         else:
             await ctx.complete("later")
 
-    async with trio.open_nursery() as nursery:
-        async with world.open():
-            task = await world.create("a", script)
-            await world.quiet()
-            nursery.start_soon(self_release, world)
+    async with trio.open_nursery() as nursery, world.open():
+        task = await world.create("a", script)
+        await world.quiet()
+        nursery.start_soon(self_release, world)
     assert world.log == ["a start"]
     assert world.status(task) == "pending"
     async with world.open():
@@ -154,7 +153,7 @@ async def self_release(world: World) -> None:
 
 
 async def test_closing_before_a_fault_is_written_writes_none() -> None:
-    """A raise whose fault is queued when the session closes leaves a pending task that runs again."""
+    """A raise whose fault is queued at the close leaves a pending task that runs again."""
     # Hard scenario: close before a fault is written.
     world = World()
     go = trio.Event()
@@ -163,16 +162,15 @@ async def test_closing_before_a_fault_is_written_writes_none() -> None:
         await go.wait()
         raise ValueError("late")
 
-    async with trio.open_nursery() as nursery:
-        async with world.open() as rt:
-            task = await world.create("a", script)
-            await world.quiet()
-            world.blocking.hold()
-            nursery.start_soon(rt.commit, lambda tx: tx.append(ROOT, {}, kind="note"))
-            await world.quiet()
-            go.set()
-            await world.quiet()
-            nursery.start_soon(self_release, world)
+    async with trio.open_nursery() as nursery, world.open() as rt:
+        task = await world.create("a", script)
+        await world.quiet()
+        world.blocking.hold()
+        nursery.start_soon(rt.commit, lambda tx: tx.append(ROOT, {}, kind="note"))
+        await world.quiet()
+        go.set()
+        await world.quiet()
+        nursery.start_soon(self_release, world)
     assert world.status(task) == "pending"
     assert world.outcome(task) is None
     world.scripts["a"] = done
@@ -181,20 +179,19 @@ async def test_closing_before_a_fault_is_written_writes_none() -> None:
 
 
 async def test_closing_while_an_abort_is_reserved_runs_no_handler() -> None:
-    """The handler of a reservation that lands in a closing session runs once, after the reopening."""
+    """A reservation that lands in a closing session has its handler run by the reopening."""
     # Hard scenario: close while an abort reservation settles.
     world = World()
-    async with trio.open_nursery() as nursery:
-        async with world.open():
-            task = await world.create("a", forever)
-            await world.quiet()
-            applied = world.storage.count("apply")
-            # The mark is one batch; the reservation of its handler is the next, and is held.
-            world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
-            nursery.start_soon(world.abort, task)
-            await world.quiet()
-            assert world.storage.count("apply") == applied + 1
-            nursery.start_soon(self_release, world)
+    async with trio.open_nursery() as nursery, world.open():
+        task = await world.create("a", forever)
+        await world.quiet()
+        applied = world.storage.count("apply")
+        # The mark is one batch; the reservation of its handler is the next, and is held.
+        world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
+        nursery.start_soon(world.abort, task)
+        await world.quiet()
+        assert world.storage.count("apply") == applied + 1
+        nursery.start_soon(self_release, world)
     assert world.log == ["a start"]
     assert world.status(task) == "pending"
     assert world.marked(task) == [True]
@@ -350,7 +347,7 @@ async def test_an_abort_waits_for_a_handler_that_cleans_up() -> None:
     assert world.log == ["a start", "cleaned", "a abort"]
 
 
-async def test_five_hundred_aborts_at_any_moment_all_arrive() -> None:
+async def test_an_abort_at_any_moment_arrives() -> None:
     """An abort that meets a phase at its end is durable state, looked at before the next one."""
     # C051
     world = World()
@@ -399,7 +396,7 @@ async def test_nothing_to_undo_is_settled_without_an_invocation() -> None:
 
 
 async def test_a_second_abort_does_not_disturb_a_running_handler() -> None:
-    """The handler runs once, whatever is asked meanwhile; an ended task answers with its outcome."""
+    """The handler runs once, whatever is asked meanwhile; an ended task keeps its outcome."""
     world = World()
     go = trio.Event()
 
@@ -424,7 +421,7 @@ async def test_a_second_abort_does_not_disturb_a_running_handler() -> None:
 
 
 async def test_an_abort_handler_may_complete_and_may_take_several_steps() -> None:
-    """It may use goto, memo and any of the three outcomes; it is called again with its checkpoint."""
+    """It may use goto, memo and any outcome; it is called again with its checkpoint."""
     world = World()
 
     async def undo(at: Any, ctx: Any) -> None:

@@ -142,7 +142,7 @@ async def test_nothing_is_committed_after_a_wait() -> None:
         if isinstance(at, Next):
             await ctx.complete("woken")
             return
-        with pytest.raises(InvocationEndedError):
+        with pytest.raises(InvocationEndedError):  # noqa: PT012
             async with ctx.commit() as tx:
                 tx.complete("both")
                 tx.wait(then=Next(1), signals=True)
@@ -181,7 +181,7 @@ async def test_a_commit_after_its_phase_returned_is_refused() -> None:
 
 
 async def test_commits_around_the_deciding_step_count_by_their_place_in_line() -> None:
-    """Of two commits that outlive a phase, the one before its outcome counts, the other does not."""
+    """Of two commits that outlive a phase, the one in line before its outcome counts alone."""
     # Hard scenario: two commits of an invocation around the deciding step.
     world = World()
     results: list[str] = []
@@ -225,7 +225,7 @@ async def test_a_refused_body_leaves_no_trace() -> None:
     world = World()
 
     async def script(at: Any, ctx: Any) -> None:
-        with pytest.raises(ValueError, match="changed my mind"):
+        with pytest.raises(ValueError, match="changed my mind"):  # noqa: PT012
             async with ctx.commit() as tx:
                 tx.create_task(Actor, "child", key="child")
                 tx.append(ROOT, {"said": "never"}, kind="note")
@@ -369,7 +369,7 @@ async def test_an_interrupt_out_of_a_handler_closes_and_faults_nothing(
     async def script(at: Any, ctx: Any) -> None:
         raise fatal
 
-    with pytest.raises(fatal):
+    with pytest.raises(fatal):  # noqa: PT012
         async with world.open():
             task = await world.create("a", script)
             await trio.sleep_forever()

@@ -273,7 +273,7 @@ async def test_a_clock_set_back_after_the_timer_fired_loses_no_wake_up(autojump_
 
 
 async def test_a_task_past_its_own_deadline_is_aborted(autojump_clock: Any) -> None:
-    """The deadline of a task is an abort with reason deadline, running, waiting or after a crash."""
+    """Passing it is an abort with reason deadline, running, waiting or after a crash."""
     world = World()
 
     def in_a_minute() -> datetime:
@@ -301,7 +301,7 @@ async def test_a_naive_deadline_is_refused() -> None:
     world = World()
     async with world.open():
         with pytest.raises(InvalidArgumentError, match="aware datetime"):
-            await world.create("a", forever, deadline=datetime(2030, 1, 1))  # noqa: DTZ001
+            await world.create("a", forever, deadline=datetime(2030, 1, 1))
 
 
 async def test_a_signal_that_came_first_wakes_at_once() -> None:

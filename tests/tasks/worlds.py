@@ -1,4 +1,4 @@
-"""What the tests of this folder run on: scripted tasks, held commits, crashes, and a full recount."""
+"""What the tests of this folder run on: scripted tasks, held commits, crashes, a recount."""
 
 from __future__ import annotations
 
@@ -219,6 +219,10 @@ class World:
         assert row is not None
         return row
 
+    def rows(self) -> list[TaskRow]:
+        """Every task of the store."""
+        return list(self.base.reopen()._data.tasks.values())
+
     def status(self, task_id: int) -> str:
         return ("pending", "running", "waiting", "completing", "terminal")[self.row(task_id).status]
 
@@ -230,7 +234,7 @@ class World:
 
 
 class Watcher:
-    """A participant that checks every commit once it is published, and the tree after each batch."""
+    """A participant that checks every published commit, and the tree after each batch."""
 
     def __init__(self, world: World) -> None:
         self.world = world
