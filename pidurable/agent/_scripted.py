@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import attrs
 import trio
@@ -55,6 +55,7 @@ from pidurable.records._messages import (
 __all__ = ["ScriptedModel", "ScriptedProvider"]
 
 
+@final
 class ScriptedModel:
     """A model that answers from a script and remembers what it was asked.
 
@@ -70,7 +71,8 @@ class ScriptedModel:
             message: every input starts the script anew).
         repeat_last: Answer with the last step when there are no more, instead of failing.
         context_window: Requests of more tokens (four characters each) overflow; None: never.
-        log: A file to append every request to, as JSON lines, flushed.
+        log: A file to append every request to, as JSON lines, flushed; `refused` in a line says
+            why the strict checks refused the request, or is null.
     """
 
     def __init__(
@@ -125,8 +127,9 @@ class ScriptedModel:
         """Answer a request with the step that it is due."""
         self.requests.append(request)
         view = view_request(request)
-        number, tries = self._count(request, view)
-        step = self._step(request, view, number)
+        refused = _refusal(request)
+        number, tries = self._count(request, view, refused)
+        step = self._step(view, number, refused)
         faulty = step.is_fault(tries)
         if faulty and step.error is not None:
             raise _model_error(step.error)
@@ -135,12 +138,12 @@ class ScriptedModel:
         async with aclosing(_play(step, request, view, faulty)) as events:
             yield events
 
-    def _step(self, request: ModelRequest, view: RequestView, number: int | None) -> Step:
-        try:
-            check_request(request)
-        except StrictRequestError as error:
-            self.failures.append(str(error))
-            raise
+    def _step(
+        self, view: RequestView, number: int | None, refused: StrictRequestError | None
+    ) -> Step:
+        if refused is not None:
+            self.failures.append(str(refused))
+            raise refused
         window = self._script.context_window
         if window is not None and view.input_tokens > window:
             detail = f"{view.input_tokens} tokens do not fit the context window of {window}"
@@ -158,7 +161,9 @@ class ScriptedModel:
             raise ModelError("other", f"step {number} of the script {self.name!r}: {problem}")
         return step
 
-    def _count(self, request: ModelRequest, view: RequestView) -> tuple[int | None, int]:
+    def _count(
+        self, request: ModelRequest, view: RequestView, refused: StrictRequestError | None
+    ) -> tuple[int | None, int]:
         """Choose a step, and count how often it was asked for the same request before."""
         number = self._script.choose(view)
         if self._tries is None:
@@ -171,7 +176,7 @@ class ScriptedModel:
         tries = self._tries.get(key, 0)
         self._tries[key] = tries + 1
         if self._script.log is not None:
-            self._append(self._script.log, key, number, tries, request)
+            self._append(self._script.log, key, number, tries, request, refused)
         return number, tries
 
     def _logged(self) -> Iterator[dict[str, Any]]:
@@ -186,13 +191,20 @@ class ScriptedModel:
                 yield value
 
     def _append(
-        self, log: str, key: str, number: int | None, tries: int, request: ModelRequest
+        self,
+        log: str,
+        key: str,
+        number: int | None,
+        tries: int,
+        request: ModelRequest,
+        refused: StrictRequestError | None,
     ) -> None:
         line = {
             "key": key,
             "model": request.model,
             "step": number,
             "tries": tries,
+            "refused": None if refused is None else str(refused),
             "system": request.system,
             "tools": [tool.name for tool in request.tools],
             "messages": [
@@ -209,6 +221,7 @@ class ScriptedModel:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
+@final
 class ScriptedProvider:
     """Serves scripted models by name, and any YAML file by its path: `scripted/demo/a.yaml`."""
 
@@ -254,6 +267,15 @@ class ScriptedProvider:
                 raise ModelError("other", str(error)) from error
             self._files[model_id] = model
         return model
+
+
+def _refusal(request: ModelRequest) -> StrictRequestError | None:
+    """Why a strict provider would refuse the request, or None."""
+    try:
+        check_request(request)
+    except StrictRequestError as error:
+        return error
+    return None
 
 
 def _is_script(model_id: str) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import weakref
@@ -27,7 +26,6 @@ import trio
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.registry._paths import (
     Place,
-    check_replaceable,
     describe_kind,
     display_path,
     nearest_name,
@@ -41,6 +39,7 @@ from pidurable.registry._processes import (
     child_environment,
     run_command,
 )
+from pidurable.registry._replace import replace_content
 
 __all__ = ["Env", "ExitStatus", "FileInfo", "LocalEnv", "display_path", "nearest_name"]
 
@@ -197,24 +196,7 @@ class LocalEnv:
 
     def _write_bytes(self, path: str, data: bytes) -> bool:
         with self._walk(path, make_folders=True) as place:
-            before = check_replaceable(place)
-            # A name of its own: the file's own name with an addition may be longer than allowed.
-            beside = f".pidurable-{secrets.token_hex(8)}".encode()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(beside, flags, 0o666, dir_fd=place.folder)
-            try:
-                with open(fd, "wb", buffering=0) as file:
-                    _write_all(file.fileno(), data)
-                    if before is not None:
-                        os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-                    os.fsync(file.fileno())
-                os.rename(beside, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(beside, dir_fd=place.folder)
-                raise
-            os.fsync(place.folder)
-            return before is None
+            return replace_content(place, data)
 
     async def list_folder(self, path: str) -> tuple[str, ...]:
         """Return the names in a folder, sorted. A byte that is not UTF-8 is a lone surrogate."""
@@ -303,9 +285,3 @@ class LocalEnv:
         if self._given != self._root and asked[: len(given)] == given:
             path = os.path.join(self._root, *asked[len(given) :])
         return walk(str(self._root), path, make_folders=make_folders)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

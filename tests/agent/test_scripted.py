@@ -233,6 +233,8 @@ async def test_every_request_is_logged_as_a_line(tmp_path: Path) -> None:
     assert first["messages"][0]["blocks"][0]["text"] == "x"
     assert first["messages"][0]["role"] == "UserMessage"
     assert second["tries"] == 0
+    assert first["refused"] is None
+    assert second["refused"].startswith("refused request: message 0, block 0 is not strict JSON")
 
 
 @pytest.mark.parametrize("raises", [False, True])

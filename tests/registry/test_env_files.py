@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -300,6 +303,47 @@ async def test_a_write_that_fails_changes_nothing(
     monkeypatch.undo()
     assert (root / "a.txt").read_text() == "content"
     assert sorted(os.listdir(root)) == ["a.txt", "sub"]
+
+
+BESIDE = f".pidurable-{hashlib.sha256(b'a.txt').hexdigest()[:16]}"
+
+
+async def test_what_a_killed_write_left_is_removed_by_the_next(root: Path) -> None:
+    """The half file of a process that died in the middle of a write does not stay for ever."""
+    died = "import os, sys; os.rename = lambda *a, **k: os._exit(7)\n" + (
+        "import trio; from pidurable import LocalEnv\n"
+        "trio.run(LocalEnv(sys.argv[1]).write_bytes, 'a.txt', b'half')"
+    )
+    done = await trio.run_process([sys.executable, "-c", died, str(root)], check=False)
+    assert done.returncode == 7
+    assert (root / BESIDE).read_bytes() == b"half"
+
+    await LocalEnv(root).write_bytes("a.txt", b"whole")
+
+    assert sorted(os.listdir(root)) == ["a.txt", "sub"]
+    assert (root / "a.txt").read_bytes() == b"whole"
+
+
+async def test_what_another_process_is_writing_is_left_alone(root: Path) -> None:
+    """Two writers at once do not remove each other's half files; both files end whole."""
+    with (root / BESIDE).open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        await LocalEnv(root).write_bytes("a.txt", b"mine")
+
+        assert sorted(os.listdir(root)) == [BESIDE, "a.txt", "sub"]
+    assert (root / "a.txt").read_bytes() == b"mine"
+
+
+async def test_what_stands_at_the_name_beside_is_never_written_to(root: Path) -> None:
+    """A link, also a hard one, planted where the half file goes leads nothing outside."""  # C088
+    outside = root.parent / "outside" / "victim"
+    outside.write_text("untouched")
+    for plant in (os.symlink, os.link):
+        plant(outside, root / BESIDE)
+        await LocalEnv(root).write_bytes("a.txt", b"new")
+        assert outside.read_text() == "untouched"
+        assert (root / "a.txt").read_bytes() == b"new"
+        (root / BESIDE).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
