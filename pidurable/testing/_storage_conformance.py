@@ -40,8 +40,10 @@ class ReopeningFactory:
         self._factory = factory
 
     def open(self) -> Storage:
+        """Open a new, empty store that reopens after every batch."""
         return ReopeningStorage(self._factory.open(), self._factory.reopen)
 
     def reopen(self, storage: Storage) -> Storage:
+        """Open what a handle of `open` had stored, reopening as before."""
         inner = storage.inner if isinstance(storage, ReopeningStorage) else storage
         return ReopeningStorage(self._factory.reopen(inner), self._factory.reopen)

@@ -11,7 +11,7 @@ import attrs
 CHECKOUT = Path(__file__).parents[2]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Source:
     """One Python file."""
 
@@ -75,6 +75,12 @@ class Import:
 
 
 @functools.cache
+def _read(path: Path) -> Source:
+    text = path.read_text()
+    return Source(path, text, ast.parse(text))
+
+
+@functools.cache
 def sources(*folders: str) -> tuple[Source, ...]:
     """The parsed files below these folders of the checkout."""
     found = []
@@ -85,7 +91,6 @@ def sources(*folders: str) -> tuple[Source, ...]:
                 CHECKOUT / "pidurable" / "extensions"
             ):
                 continue
-            text = path.read_text()
-            found.append(Source(path, text, ast.parse(text)))
+            found.append(_read(path))
     assert found, folders
     return tuple(found)

@@ -1,0 +1,216 @@
+"""The public surface: what it is, that it is documented, and that it changes only on purpose."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable
+
+import attrs
+import pytest
+from sources import CHECKOUT, sources
+
+import pidurable
+import pidurable.errors
+import pidurable.patch
+import pidurable.storage
+import pidurable.testing
+
+MODULES = (
+    pidurable,
+    pidurable.errors,
+    pidurable.patch,
+    pidurable.storage,
+    pidurable.testing,
+)
+
+
+def public_names(module: types.ModuleType) -> list[str]:
+    """What a user finds in a module: no underscore, no module, nothing imported for its own use."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, types.ModuleType)
+        and name not in ("annotations",)
+    )
+
+
+EXPORTS = [(module, name) for module in MODULES for name in public_names(module)]
+IDS = [f"{module.__name__}.{name}" for module, name in EXPORTS]
+
+
+def signature(value: object) -> str:
+    """Parameters and annotations as written."""
+    try:
+        return str(inspect.signature(value)).replace("'", "")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+
+
+def own_members(cls: type) -> dict[str, object]:
+    """Public methods and properties that a class or its bases of ours define."""
+    found: dict[str, object] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.split(".")[0] == "pidurable":
+            found.update(
+                (name, value) for name, value in vars(base).items() if not name.startswith("_")
+            )
+    return found
+
+
+def describe(name: str, value: object) -> list[str]:
+    """One line for a name, and one for each public member of a class."""
+    if not isinstance(value, type):
+        kind = "def" if callable(value) else "value"
+        return [f"{kind} {name}{signature(value) if callable(value) else ''}"]
+    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+    lines = [f"class {name}({bases})"]
+    if attrs.has(value):
+        lines += [f"    {each.name}: {each.type}" for each in attrs.fields(value)]
+    elif issubclass(value, enum.Enum):
+        lines += [f"    {each.name}" for each in value]
+    fields = {each.name for each in attrs.fields(value)} if attrs.has(value) else set()
+    for member, thing in sorted(own_members(value).items()):
+        thing = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
+        if isinstance(thing, property):
+            lines.append(f"    property {member}")
+        elif inspect.isfunction(thing):
+            lines.append(f"    def {member}{signature(thing)}")
+        elif member not in fields and not isinstance(thing, types.MemberDescriptorType):
+            lines.append(f"    {member}")
+    return lines
+
+
+def test_the_public_surface_is_as_it_was(check_public_snapshot: Callable[[str, str], None]) -> None:
+    """Every public name with its signature stands in a file that a change has to touch."""
+    lines: list[str] = []
+    for module in MODULES:
+        lines.append(f"## {module.__name__}")
+        for name in public_names(module):
+            value = getattr(module, name)
+            if module is not pidurable and getattr(pidurable, name, None) is value:
+                continue  # described once
+            lines += describe(name, value)
+        lines.append("")
+
+    check_public_snapshot("exports.txt", "\n".join(lines).replace("typing.", "") + "\n")
+
+
+@pytest.mark.parametrize("module", MODULES[:1] + MODULES[3:], ids=lambda each: each.__name__)
+def test_the_front_modules_only_re_export(module: types.ModuleType) -> None:
+    """`from x import Name as Name` is what type checkers take for public; nothing is defined."""
+    assert module.__file__ is not None
+    source = next(each for each in sources("pidurable") if str(each.path) == module.__file__)
+
+    for statement in source.tree.body:
+        if isinstance(statement, ast.Expr):
+            continue  # the docstring
+        if isinstance(statement, ast.Assign):
+            assert ast.unparse(statement.targets[0]) in ("__version__", "__all__")
+            continue
+        assert isinstance(statement, ast.ImportFrom), ast.unparse(statement)
+        if statement.module == "__future__":
+            continue
+        for alias in statement.names:
+            renamed = (alias.name, alias.asname) in RENAMED
+            assert alias.asname == alias.name or renamed, f"write: {alias.name} as {alias.name}"
+
+
+RENAMED = {("Conversation", "ConversationRecord")}
+"""A record whose name a handle has taken."""
+
+
+def test_names_do_not_collide() -> None:
+    """A name means one thing, wherever it is imported from."""
+    for module, name in EXPORTS:
+        if module is not pidurable and hasattr(pidurable, name):
+            assert getattr(pidurable, name) is getattr(module, name), name
+
+
+@pytest.mark.parametrize(("module", "name"), EXPORTS, ids=IDS)
+def test_a_public_name_is_documented(module: types.ModuleType, name: str) -> None:
+    """Each public function and class says what it is; so does each public method it has."""
+    value = getattr(module, name)
+    if not (inspect.isfunction(value) or isinstance(value, type)):
+        return
+    missing = []
+    if not _has_own_doc(value):
+        missing.append(name)
+    if isinstance(value, type):
+        missing += [
+            f"{name}.{member}"
+            for member, thing in own_members(value).items()
+            if inspect.isfunction(thing) and not _is_documented(value, member, thing)
+        ]
+    assert missing == []
+
+
+def _has_own_doc(value: object) -> bool:
+    text = value.__dict__.get("__doc__") if isinstance(value, type) else value.__doc__
+    # attrs writes "Method generated by attrs for class X." where nothing is written.
+    return bool(text) and "generated by attrs" not in str(text)
+
+
+def _is_documented(cls: type, name: str, method: types.FunctionType) -> bool:
+    if inspect.getdoc(method):
+        return True
+    # Storages are rows and the reads named after them; what a class fills in of a protocol is
+    # documented there; what a session calls of its participants is no call of a host's.
+    return (
+        name in vars(pidurable.storage.Storage)
+        or name in ("hit", "apply")
+        or (cls is pidurable.Harness and name in PARTICIPANT)
+    )
+
+
+PARTICIPANT = {"check_staged", "joined", "reverted", "committed", "poisoned", "refusing", "release"}
+
+
+@pytest.mark.parametrize(("module", "name"), EXPORTS, ids=IDS)
+def test_a_public_class_is_not_for_deriving(module: types.ModuleType, name: str) -> None:
+    """Classes are final, records, errors or protocols; `Task` alone is a base."""
+    value = getattr(module, name)
+    if not isinstance(value, type):
+        return
+
+    derivable = (
+        value is pidurable.Task
+        or getattr(value, "_is_protocol", False)
+        or issubclass(value, BaseException | enum.Enum | tuple)
+        or attrs.has(value)
+    )
+    assert derivable or getattr(value, "__final__", False) or name in DERIVED, name
+
+
+DERIVED = {"TreeTransaction", "Failpoints"}
+"""`TaskTransaction` is one of the first kind, which a host gets; tests derive from the second."""
+
+
+def test_hints_of_public_functions_resolve() -> None:
+    """Every annotation of a public function is a type that exists at run time."""
+    for module, name in EXPORTS:
+        value = getattr(module, name)
+        if inspect.isfunction(value):
+            typing.get_type_hints(value)
+
+
+def test_the_version_is_the_projects() -> None:
+    """`pidurable.__version__` and pyproject.toml agree."""
+    text = (CHECKOUT / "pyproject.toml").read_text()
+
+    assert f'version = "{pidurable.__version__}"' in text
+
+
+def test_the_bundled_extension_is_importable_under_its_public_name() -> None:
+    """`pidurable.extensions.coding` is the extension, in a checkout as in a wheel."""
+    coding = importlib.import_module("pidurable.extensions.coding")
+
+    assert coding.extension.name == "coding"
+    assert [each.name for each in coding.extension.tools] == ["read", "write", "edit", "bash"]
