@@ -364,9 +364,11 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         # Whoever read the result went away, as `head` does. Nothing is there to be told.
         host.forget_streams()
         return Exit.FAILED
+    except SystemExit as left:
+        # Nothing of ours does this; the code of an extension may.
+        host.err(f"pidurable: code of an extension left the program with sys.exit({left.code!r})")
+        return Exit.FAILED
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
         explained = explain_error(error)
         if debugging():
             host.err("".join(traceback.format_exception(error)).rstrip())

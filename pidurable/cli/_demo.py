@@ -200,6 +200,7 @@ class Demo:
         worker.send_signal(signal.SIGKILL)
         await worker.wait()
         self.say(f"{what}: SIGKILL")
+        left: list[int] = []
         with trio.move_on_after(GONE_SECONDS_MAX):
             while left := leftover_processes(self.folder):  # noqa: ASYNC110 - of other processes
                 await trio.sleep(LOOK_SECONDS)

@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 
 import attrs
 
+from pidurable.cli._errors import UsageError
 from pidurable.cli._render import clean, clean_line
 from pidurable.session._seams import Failpoints
 
@@ -49,7 +50,13 @@ class Host:
             if reconfigure is not None:
                 # A stream in ASCII shows \uXXXX for what it cannot hold, instead of failing.
                 reconfigure(errors="backslashreplace")
-        return cls(sys.stdin, sys.stdout, sys.stderr, os.environ, failpoints)
+        # A stream that was closed by whoever started this (`<&-`) is none at all.
+        reads = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+        writes = [
+            stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            for stream in (sys.stdout, sys.stderr)
+        ]
+        return cls(reads, writes[0], writes[1], os.environ, failpoints)
 
     def now_us(self) -> int:
         """Return the moment now, in UTC microseconds."""
@@ -112,7 +119,18 @@ class Host:
         )
         self.out(text)
 
-    # --- questions -----------------------------------------------------------------------
+    # --- input -----------------------------------------------------------------------
+
+    def read_stdin(self) -> str:
+        """Read standard input to its end.
+
+        Raises:
+            UsageError: It is not text.
+        """
+        try:
+            return self.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not UTF-8 ({error})") from error
 
     def confirm(self, question: str) -> bool:
         """Ask a person; only `y` or `yes` is a yes. Not to be called without a terminal."""

@@ -20,7 +20,15 @@ import attrs
 from pidurable.cli._errors import UsageError
 from pidurable.errors import show
 
-__all__ = ["DEFAULT_STORE", "Options", "Output", "Sources", "find_sources", "resolve_options"]
+__all__ = [
+    "DEFAULT_STORE",
+    "Options",
+    "Output",
+    "Sources",
+    "check_text",
+    "find_sources",
+    "resolve_options",
+]
 
 T = TypeVar("T")
 
@@ -164,9 +172,18 @@ def resolve_options(
 
 
 def _text(found: _Found) -> str:
-    if not isinstance(found.value, str) or not found.value or "\0" in found.value:
+    if not isinstance(found.value, str):
         raise UsageError(f"{found.place}: expected a text, got {show(found.value)}")
-    return found.value
+    return check_text(found.value, found.place)
+
+
+def check_text(text: str, place: str) -> str:
+    """Return a text that can be stored and bound; refuse an empty one, NUL, and broken UTF-8."""
+    if not text or "\0" in text:
+        raise UsageError(f"{place}: expected a text, got {show(text)}")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"{place}: {show(text)} holds bytes that are not UTF-8")
+    return text
 
 
 def _path(found: _Found) -> str:
@@ -207,7 +224,7 @@ def _sources_of_code(found: _Found) -> tuple[str, ...]:
 def _code(text: str, folder: Path | None) -> str:
     """A path (it has a slash or ends with .py) made absolute to its place, or a module's name."""
     if not text or "\0" in text:
-        raise UsageError(f"{text!r} is no extension", "Give a path or the name of a module")
+        raise UsageError(f"{show(text)} is no extension", "Give a path or the name of a module")
     if os.sep not in text and not text.endswith(".py"):
         return text
     path = os.path.expanduser(text)

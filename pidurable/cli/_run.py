@@ -46,7 +46,7 @@ async def run_prompt(
 ) -> int:
     """Hand a prompt to the root conversation, follow its run, and give back the answer."""
     if prompt == STDIN:
-        prompt = await trio.to_thread.run_sync(host.stdin.read)
+        prompt = await trio.to_thread.run_sync(host.read_stdin)
     _check_prompt(prompt)
     existing = store_exists(options)
     if options.model is None and not existing:

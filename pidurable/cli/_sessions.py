@@ -37,6 +37,8 @@ def load_registry(options: Options) -> Registry:
     registry.install(bundled.extension)
     loader = ExtensionLoader(registry)
     for source in options.extensions:
+        if source == bundled.extension.name:
+            continue  # named although it is always there
         loader.load(source)
     return registry
 

@@ -15,7 +15,7 @@ import trio
 from pidurable.cli import _sessions
 from pidurable.cli._errors import Exit, UsageError, missing_store
 from pidurable.cli._host import STDIN, Host
-from pidurable.cli._options import Options
+from pidurable.cli._options import Options, check_text
 from pidurable.cli._render import (
     age,
     clean,
@@ -37,6 +37,7 @@ from pidurable.records._tasks import Outcome, Status, TaskRecord
 __all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
 
 ID_DIGITS_MAX = 30
+REASON_CHARS_MAX = 200
 STATUS_WORDS = {status.word: status for status in Status}
 
 
@@ -54,7 +55,7 @@ def parse_ids(host: Host, ids: list[str]) -> list[int]:
     """
     words: list[str] = []
     for given in ids:
-        words += host.stdin.read().split() if given == STDIN else [given]
+        words += host.read_stdin().split() if given == STDIN else [given]
     found = []
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) <= ID_DIGITS_MAX):
@@ -84,6 +85,8 @@ async def list_tasks(
                 "An ended task is `terminal`; `task show ID` says how it ended",
             )
         wanted = STATUS_WORDS[status]
+    if kind is not None:
+        check_text(kind, "--kind")
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
     check_store(options.store)
@@ -276,8 +279,8 @@ async def abort_tasks(
     host: Host, options: Options, ids: list[int], *, yes: bool, reason: str
 ) -> int:
     """Abort live tasks with everything below them, and wait until they have ended."""
-    if not reason or len(reason) > 200:
-        raise UsageError("--reason must have 1 to 200 characters")
+    if len(check_text(reason, "--reason")) > REASON_CHARS_MAX:
+        raise UsageError(f"--reason must have at most {REASON_CHARS_MAX} characters")
     check_store(options.store)
     async with open_reader(options.store) as reader:
         tasks = [await reader.task(id) for id in ids]

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, final
 
 import attrs
 
@@ -110,6 +110,7 @@ async def open_reader(
         storage.close()
 
 
+@final
 class Reader:
     """A store that is open for looking. Made by `open_reader`."""
 
@@ -207,9 +208,12 @@ class Reader:
 
         Raises:
             InvalidArgumentError: `limit` is below 1.
+            NotFoundError: This session has no such conversation.
         """
         if limit < 1:
             raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+        if conversation is not None:
+            await self.conversation(conversation)
 
         def read() -> list[TaskRecord]:
             if live:

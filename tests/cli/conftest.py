@@ -52,6 +52,13 @@ class Result:
     err: str
 
 
+class Keyboard(io.StringIO):
+    """A standard input that a person types at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 Command = Callable[..., Result]
 
 
@@ -66,10 +73,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def run(*argv: str, stdin: str = "", failpoints: Failpoints | None = None) -> Result:
+    def run(
+        *argv: str,
+        stdin: str = "",
+        terminal: bool = False,
+        failpoints: Failpoints | None = None,
+    ) -> Result:
         out, err = io.StringIO(), io.StringIO()
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            patch.setattr(sys, "stdin", Keyboard(stdin) if terminal else io.StringIO(stdin))
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", err)
             code = main(list(argv), failpoints=failpoints)

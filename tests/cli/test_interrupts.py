@@ -25,7 +25,8 @@ SECONDS_MAX = 20.0
 """A test that waits longer than this for something to show has failed."""
 
 WAITS_FOR_GO = (
-    '- calls: [{name: bash, arguments: {command: "echo started; '
+    # What is waited for stands in the output alone, not in the arguments.
+    '- calls: [{name: bash, arguments: {command: "echo st$(echo arted); '
     'while [ ! -e go ]; do sleep 0.02; done; echo finished"}}]\n'
     "- {text: all done}\n"
 )

@@ -101,6 +101,8 @@ def test_a_model_on_the_command_line_beats_a_script_in_a_variable(tmp_path: Path
         ({"PIDURABLE_OUTPUT": "xml"}, "", {}, "PIDURABLE_OUTPUT: 'xml' is not one of table, json"),
         ({}, "", {"store": ""}, "--store: expected a text"),
         ({}, "", {"store": "a\0b"}, "--store: expected a text"),
+        ({}, "", {"store": "a\udcff"}, "--store: .*bytes that are not UTF-8"),
+        ({}, "", {"model": "\udcff/x"}, "--model: .*bytes that are not UTF-8"),
         ({}, "", {"cwd": "/no/such/folder"}, "is not a folder"),
         ({}, "", {"script": "no.yaml"}, "--script: there is no script"),
         ({}, "", {"script": "no.txt"}, "is not a .yaml file"),

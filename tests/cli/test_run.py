@@ -275,6 +275,19 @@ def test_abort_ends_a_task_and_says_so(command, script) -> None:
     assert command("resume").code == 0
 
 
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 1), ("", 1)])
+def test_abort_asks_a_person_first(command, script, typed: str, code: int) -> None:
+    """On a terminal abort shows what it would end and takes only a yes for a yes."""
+    command("run", "do it", "--script", str(script), failpoints=DieAt("CP1"))
+
+    found = command("task", "abort", "4", stdin=typed, terminal=True)
+
+    assert found.code == code
+    assert "abort task 4? [y/N]" in found.err
+    assert "(1 below it)" in found.err
+    assert found.out == ("task 4 aborted\n" if code == 0 else "")
+
+
 def test_hostile_text_never_reaches_the_terminal_alive(command, tmp_path: Path) -> None:
     """Names, arguments, output, answers and errors are cleaned on every way to the screen."""
     # C063, C081, C082

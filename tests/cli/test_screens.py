@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import apsw
 import pytest
+import trio
 
+import pidurable
 from pidurable.harness._open import open_harness
 
 Snapshot = Callable[[str, str], None]
@@ -124,6 +129,12 @@ ERRORS = [
     ("unknown-conversation", ["conversation", "log", "99"], 4),
     ("task-is-no-conversation", ["conversation", "log", "3"], 4),
     ("bad-status", ["task", "list", "--status", "dead"], 2),
+    ("bad-kind", ["task", "list", "--kind", "\udcff"], 2),
+    ("huge-conversation", ["task", "list", "--conversation", "9" * 30], 4),
+    ("prompt-not-text", ["run", "a\udcff", "--model", "openai/gpt-5"], 2),
+    ("store-is-a-folder", ["task", "list", "--store", "."], 1),
+    ("no-folder", ["run", "x", "--model", "openai/gpt-5", "--store", "no/folder/s"], 1),
+    ("bad-reason", ["task", "abort", "10", "--yes", "--reason", "x" * 201], 2),
     ("bad-limit", ["task", "list", "--limit", "0"], 2),
     ("bad-log-limit", ["conversation", "log", "--limit", "-1"], 2),
     ("bad-output", ["task", "list", "-o", "xml"], 2),
@@ -161,6 +172,46 @@ def test_explain_knows_every_meaning_of_a_code(command: Callable[..., object]) -
     assert found.code == 0
     assert "of a blocked task" in found.out
     assert "of a tool call" in found.out
+
+
+def test_without_the_extra_the_message_names_it(
+    command: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where cyclopts is not installed, the command line says what to install: exit 2."""
+    monkeypatch.delitem(sys.modules, "pidurable.cli._app", raising=False)
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
+
+    found = command("task", "list")
+
+    assert found.code == 2
+    assert "pip install 'pidurable[cli]'" in found.err
+
+
+def test_a_reader_that_goes_away_is_no_error(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """`| head` ends the command quietly, without a traceback."""
+    argv = [sys.executable, "-m", "pidurable.cli", "task", "list", "--store", str(known_store)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    environ = {**os.environ, "PYTHONPATH": str(Path(pidurable.__file__).parent.parent)}
+
+    found = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, env=environ)
+    os.close(writing)
+
+    assert (found.returncode, found.stderr) == (1, "")
+
+
+def test_code_of_an_extension_cannot_choose_the_exit_code(
+    command: Callable[..., object], tmp_path: Path
+) -> None:
+    """An extension that calls sys.exit ends the command with 1 and is named as the reason."""
+    (tmp_path / "leave.py").write_text("raise SystemExit(7)\n")
+
+    found = command("run", "x", "--model", "openai/gpt-5", "-e", "./leave.py")
+
+    assert found.code == 1
+    assert "sys.exit(7)" in found.err
 
 
 def test_the_version_is_printed_alone(command: Callable[..., object]) -> None:
@@ -255,7 +306,7 @@ def test_a_store_without_read_permission_is_no_missing_store(
     command: Callable[..., object], known_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that may not be read is reported as that, and works again once it may."""
-    real = __import__("os").access
+    real = os.access
     monkeypatch.setattr(
         "os.access", lambda path, mode: False if str(path) == str(known_store) else real(path, mode)
     )
@@ -273,10 +324,6 @@ async def test_looking_works_beside_a_holder_and_says_who_it_is(
     command: Callable[..., object], known_store: Path
 ) -> None:
     """While a process holds the store, looking works, and work on it exits 5 and names it."""
-    import os
-
-    import trio
-
     async with open_harness(known_store, create=False):
 
         def look() -> list[object]:
