@@ -26,7 +26,15 @@ from pidurable.session._documents import document
 from pidurable.session._seams import Failpoints, SystemClock, SystemRandomness, ThreadBlocking
 from pidurable.session._session import Session, serving
 from pidurable.session._transaction import Transaction
-from pidurable.storage import EntryRow, HolderClaim, Op, RevisionRow, SqliteStorage
+from pidurable.storage import (
+    ConversationRow,
+    DocumentRow,
+    EntryRow,
+    HolderClaim,
+    Op,
+    RevisionRow,
+    SqliteStorage,
+)
 
 ROUNDS = 5
 COMMITTERS = 100
@@ -167,8 +175,6 @@ class RawCommits:
         self._next_id = 0
         clock = SystemClock()
         self._now = clock.now_us
-        from pidurable.storage import ConversationRow, DocumentRow
-
         self.documents: list[tuple[int, int]] = []
         for _ in range(COMMITTERS):
             conversation, document_id = self._draw(), self._draw()

@@ -290,7 +290,7 @@ def histories(draw: st.DrawFn) -> list[Entry]:
 
 
 @given(histories())
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=80, deadline=None)
 def test_the_exchange_is_one_that_a_strict_provider_takes(entries: list[Entry]) -> None:
     """Whatever is in the transcript, the strictest provider takes the exchange with a question."""
     # C001, C002, C003, C065
