@@ -64,6 +64,11 @@ class Progress:
         self._dirty: dict[int, Buffer] = {}
         self._wake = trio.Event()
 
+    @property
+    def value_bytes_max(self) -> int:
+        """Most bytes of one stored value."""
+        return self._runtime.session.settings.value_bytes_max
+
     def mark(self, buffer: Buffer) -> None:
         """The buffer has something to show. Cheap; call it for every delta."""
         self._dirty[id(buffer)] = buffer
@@ -127,6 +132,8 @@ class PartialAnswer:
         self._whole = True
         self._closed = False
         self._kept = 0
+        # A character may take six bytes in JSON; the entry that keeps it must fit one value.
+        self._most = min(PARTIAL_CHARACTERS_MAX, progress.value_bytes_max // 8)
         self.characters = 0
         """How many were streamed, shown or not."""
 
@@ -135,8 +142,9 @@ class PartialAnswer:
         self.characters += len(text)
         begins = not self._texts or self._texts[-1][0] != kind
         cost = len(text) + (_BLOCK_CHARACTERS if begins else 0)
-        if self._kept + cost > PARTIAL_CHARACTERS_MAX:
-            self._kept = PARTIAL_CHARACTERS_MAX
+        if self._kept + cost > self._most:
+            # Nothing after a gap is shown either.
+            self._kept = self._most
             return
         self._kept += cost
         if begins:

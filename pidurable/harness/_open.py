@@ -130,6 +130,8 @@ class Harness:
         Raises:
             NotFoundError: This session has no such conversation.
         """
+        if type(conversation_id) is not int:
+            raise NotFoundError("conversation", show(conversation_id))
         self.session.conversation(conversation_id)
         return Conversation(self, conversation_id)
 

@@ -1,0 +1,239 @@
+"""Progress: what is streamed is shown as it comes, bounded, and never after its end."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from agent_world import World, ask, calls, results, text_of, verify
+from hypothesis import given, strategies as st
+from trio.testing import MockClock
+
+from pidurable.agent._output import OutputCollector, bounded_output, clean_output
+from pidurable.agent._progress import PARTIAL_CHARACTERS_MAX
+from pidurable.agent._script import Step
+from pidurable.records import _json
+from pidurable.records._limits import Settings
+from pidurable.registry import ToolCall, tool
+from pidurable.testing import Fault
+
+# --- streamed answers ---------------------------------------------------------------------------
+
+
+async def watch_partials(harness: Any, seen: list[Any]) -> None:
+    """Keep every value that `pi.live.partial` takes, one a commit."""
+    root = await harness.root()
+    last: Any = object()
+    while True:
+        partial = root.live()["partial"]
+        if partial != last:
+            seen.append(partial)
+            last = partial
+        await trio.sleep(0.001)
+
+
+async def test_an_answer_is_shown_while_it_comes(autojump_clock: MockClock) -> None:
+    """Text grows in `pi.live` at most every 100 ms, thinking apart, and is gone with the answer."""
+    world = World(Step(thinking="hmm", text=tuple("abcdefghij"), delay=0.03))
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        nursery.start_soon(watch_partials, harness, seen)
+        before = harness.session.line.published_seq
+        outcome = await ask(harness, "go")
+        commits = harness.session.line.published_seq - before
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+
+    assert outcome.text == "abcdefghij"
+    assert seen[0] is None
+    assert seen[-1] is None
+    texts = [
+        "".join(block["text"] for block in partial["blocks"] if block["type"] == "text")
+        for partial in seen[1:-1]
+    ]
+    assert len(texts) >= 2
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] in "abcdefghij"
+    assert seen[1]["blocks"][0] == {"type": "thinking", "text": "hmm"}
+    # 0.33 s of streaming: no more than a commit each 100 ms, beside the four of the run itself.
+    assert commits <= 8
+
+
+async def test_nothing_is_shown_of_an_answer_after_its_end(autojump_clock: MockClock) -> None:
+    """A flush that was on its way when the stream ended does not bring the partial back."""
+    world = World(
+        Step(text=("a", "b"), delay=0.2, calls=calls("slow").calls), "never", "never either"
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await world.reached.wait()
+        await trio.sleep(5)
+        live = root.live()
+        await root.abort()
+        await submission.wait()
+        await verify(world, harness)
+
+    assert live["partial"] is None
+    assert live["calls"][0]["output_tail"] == "it has begun\n"
+
+
+async def test_a_huge_answer_is_shown_in_part_and_stored_whole(autojump_clock: MockClock) -> None:
+    """More than 256 Ki characters are not shown before the answer is complete."""
+    piece = "\u20ac" * 1000
+    world = World(Step(text=(piece,) * 400, delay=0.01))
+    most = 0
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        while (await submission.status()).status != "done":
+            partial = root.live()["partial"]
+            if partial is not None:
+                most = max(most, sum(len(block["text"]) for block in partial["blocks"]))
+            await trio.sleep(0.05)
+        outcome = await submission.wait()
+
+    assert 250_000 < most <= PARTIAL_CHARACTERS_MAX
+    assert len(outcome.text) == 400_000
+
+
+async def test_lost_progress_loses_nothing_else(autojump_clock: MockClock) -> None:
+    """When the store refuses progress, the stream goes on and the answer is stored whole."""
+    settings = Settings(storage_retry_seconds=0.0)
+    world = World(Step(text=tuple("abcdefgh"), delay=0.08), settings=settings)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(0.05)
+        world.storage.add(Fault.refuse(times=2))
+        outcome = await submission.wait()
+        await verify(world, harness)
+
+    assert outcome.text == "abcdefgh"
+
+
+async def test_a_document_that_is_full_loses_its_progress_alone(autojump_clock: MockClock) -> None:
+    """Output that `pi.live` has no room for is dropped from view; the result has it."""
+
+    @tool(replay="safe")
+    async def chatty(call: ToolCall) -> None:
+        """Say a lot."""
+        for _ in range(40):
+            await call.output("x" * 1000)
+            await call.sleep(0.05)
+
+    world = World(calls("chatty"), "ok", tools=[chatty], settings=Settings(document_bytes_max=8192))
+
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+        (result,) = await results(harness)
+
+    assert outcome.text == "ok"
+    assert text_of(result) == "x" * 40_000
+
+
+async def test_a_call_shows_output_details_and_remarks(autojump_clock: MockClock) -> None:
+    """What a call puts out is in `pi.live` within a tick, the tail replacing what it dropped."""
+    views: list[Any] = []
+
+    async with trio.open_nursery():
+        world = World(calls("talks"), "ok")
+
+        @tool(output_keep="tail", output_bytes_max=10)
+        async def talks(call: ToolCall) -> None:
+            """Talk."""
+            await call.output("12345\n")
+            await call.details({"step": 1})
+            await call.sleep(0.3)
+            await call.output("6789\0abc")
+            await call.diagnostic("warning", "careful")
+            await call.sleep(0.3)
+
+        world.install(talks)
+        async with world.open() as harness:
+            root = await harness.root()
+            submission = await root.submit("go")
+            while (await submission.status()).status == "placed":
+                views += [attrs.asdict(_View(**call)) for call in root.live()["calls"]]
+                await trio.sleep(0.05)
+            outcome = await submission.wait()
+            (result,) = await results(harness)
+
+    assert outcome.text == "ok"
+    shown = [(v["output_tail"], v["details"], len(v["diagnostics"])) for v in views]
+    assert ("12345\n", {"step": 1}, 0) in shown
+    assert ("45\n6789abc"[-10:], {"step": 1}, 1) in shown
+    assert "careful" in text_of(result)
+    assert "dropped" in text_of(result)
+
+
+@attrs.frozen(kw_only=True)
+class _View:
+    """The documented fields of a call in `pi.live`."""
+
+    index: int
+    task: int
+    name: str
+    status: str
+    held_by: Any
+    output_tail: str
+    details: Any
+    diagnostics: list[Any]
+
+
+# --- bounded text -------------------------------------------------------------------------------
+
+
+@given(
+    pieces=st.lists(st.text(alphabet=st.characters(), max_size=30), max_size=20),
+    bytes_max=st.integers(1, 60),
+    lines_max=st.integers(1, 8),
+    keep=st.sampled_from(["head", "tail"]),
+)
+def test_kept_output_is_bounded_and_every_byte_is_accounted(
+    pieces: list[str], bytes_max: int, lines_max: int, keep: Any
+) -> None:
+    """However it comes in pieces, the kept part is an end of it, and kept plus dropped is all."""
+    collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
+    for piece in pieces:
+        collector.add(piece)
+    whole = "".join(clean_output(piece) for piece in pieces)
+    kept = collector.text()
+
+    assert len(kept.encode()) <= bytes_max
+    assert kept.count("\n") <= lines_max
+    assert whole.startswith(kept) if keep == "head" else whole.endswith(kept)
+    assert len(kept.encode()) + collector.dropped_bytes == len(whole.encode())
+
+
+@given(st.text(alphabet=st.characters()))
+def test_cleaned_output_can_be_stored(text: str) -> None:
+    """Any str becomes strict JSON text without control characters; clean text is left as it is."""
+    cleaned = clean_output(text)
+
+    _json.dumps(cleaned)
+    assert clean_output(cleaned) == cleaned
+    assert not any(ord(c) < 32 and c not in "\t\n" for c in cleaned)
+
+
+@pytest.mark.parametrize(
+    ("text", "keep", "expected"),
+    [
+        ("a\nb\nc\n", "head", "a\nb\n[2 bytes of output were dropped]"),
+        ("a\nb\nc\n", "tail", "[2 bytes of output were dropped]\nb\nc\n"),
+        ("a\nb\n", "head", "a\nb\n"),
+        ("a\nb", "tail", "a\nb"),
+        ("\U0001f600" * 3, "head", "\U0001f600\U0001f600\n[4 bytes of output were dropped]"),
+    ],
+)
+def test_a_cut_is_marked_where_it_was_made(text: str, keep: Any, expected: str) -> None:
+    """Lines and characters stay whole, and the mark counts the bytes that are missing."""
+    assert bounded_output(text, bytes_max=10, lines_max=2, keep=keep) == expected
