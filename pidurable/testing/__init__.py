@@ -13,6 +13,11 @@ from pidurable.agent._scripted import (
     ScriptedModel as ScriptedModel,
     ScriptedProvider as ScriptedProvider,
 )
+from pidurable.session._seams import (
+    InlineBlocking as InlineBlocking,
+    SeededRandomness as SeededRandomness,
+    TrioClock as TrioClock,
+)
 from pidurable.testing._conformance_base import (
     ConformanceCase as ConformanceCase,
     StorageFactory as StorageFactory,

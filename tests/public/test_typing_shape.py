@@ -78,9 +78,17 @@ def _pyright_errors(sample: Path, folder: Path) -> dict[int, str]:
     }
 
 
-def _errors(checker: str, sample: Path, folder: Path) -> dict[int, str]:
+@pytest.fixture(scope="module")
+def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the module: the package itself is read once."""
+    return tmp_path_factory.mktemp("mypy-cache")
+
+
+def _errors(checker: str, sample: Path, folder: Path, cache: Path) -> dict[int, str]:
+    # The checkers belong to the dev extra; who only runs the tests need not have them.
+    pytest.importorskip(checker, reason=f"{checker} is not installed; the dev extra brings it")
     if checker == "mypy":
-        return _mypy_errors(sample, folder)
+        return _mypy_errors(sample, cache)
     return _pyright_errors(sample, folder)
 
 
@@ -93,12 +101,14 @@ def _marked_lines(sample: Path) -> set[int]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 @pytest.mark.parametrize("name", RIGHT)
-def test_the_manuals_shape_checks_without_casts(checker: str, name: str, tmp_path: Path) -> None:
+def test_the_manuals_shape_checks_without_casts(
+    checker: str, name: str, tmp_path: Path, mypy_cache: Path
+) -> None:
     """The right samples have no error in strict mode, and need no cast or ignore for that."""
     sample = SAMPLES / name
     source = sample.read_text()
 
-    assert _errors(checker, sample, tmp_path) == {}
+    assert _errors(checker, sample, tmp_path, mypy_cache) == {}
 
     assert "cast" not in source.replace("without casts", "")
     assert "ignore" not in source
@@ -108,12 +118,14 @@ def test_the_manuals_shape_checks_without_casts(checker: str, name: str, tmp_pat
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 @pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_errors_in_the_editor(checker: str, name: str, tmp_path: Path) -> None:
+def test_mistakes_are_errors_in_the_editor(
+    checker: str, name: str, tmp_path: Path, mypy_cache: Path
+) -> None:
     """Exactly the marked lines of the wrong samples are errors, in both checkers."""
     sample = SAMPLES / name
     expected = _marked_lines(sample)
 
-    errors = _errors(checker, sample, tmp_path)
+    errors = _errors(checker, sample, tmp_path, mypy_cache)
 
     assert len(expected) > 5
     assert expected == set(errors), errors
