@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, final
 
 import outcome
 import trio
@@ -38,6 +38,7 @@ class SystemClock:
         return time.time_ns() // 1000
 
 
+@final
 class TrioClock:
     """A wall clock that follows trio's clock, for `trio.testing.MockClock`.
 
@@ -52,6 +53,7 @@ class TrioClock:
         """Added to every reading: set it to model a clock that was stepped."""
 
     def now_us(self) -> int:
+        """Return the wall-clock time."""
         now = trio.current_time()
         if self._origin is None:
             self._origin = now
@@ -76,6 +78,7 @@ class SystemRandomness:
         return random.random()  # noqa: S311 - jitter, not a secret
 
 
+@final
 class SeededRandomness:
     """Drawn from a seed, for tests and simulations."""
 
@@ -83,9 +86,11 @@ class SeededRandomness:
         self._random = random.Random(seed)  # noqa: S311 - replays a schedule, not a secret
 
     def uuid(self) -> str:
+        """Return the next id."""
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def random(self) -> float:
+        """Return the next number, at least 0 and below 1."""
         return self._random.random()
 
 
@@ -156,14 +161,17 @@ class _InlineWorker:
         """Nothing to close."""
 
 
+@final
 class InlineBlocking:
     """Blocking work in the loop itself: a virtual clock cannot jump while a call runs."""
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run `fn(*args)` here and now."""
         await trio.lowlevel.checkpoint()
         return fn(*args)
 
     def worker(self, name: str) -> Worker:
+        """Return a worker that runs its calls here and now."""
         return _InlineWorker()
 
 
