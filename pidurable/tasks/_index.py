@@ -10,6 +10,7 @@ abort_ready         marked tasks with nothing live below, whose handler may run
 marks               owners with the intent to cancel, whose children are to be marked
 to_mark             single tasks to mark, with the reason
 news                new tasks while some owner has the intent: are they below one?
+to_unblock          blocked tasks of definitions that are new
 joins               waiters whose join is decided: the others of it are to be marked
 ends                completing tasks with nothing live below
 wakes               waiting tasks whose condition may be there
@@ -59,6 +60,7 @@ class Index:
         self.marks: deque[int] = deque()
         self.to_mark: deque[tuple[int, str]] = deque()
         self.news: deque[int] = deque()
+        self.to_unblock: deque[int] = deque()
         self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
         self.wakes: deque[int] = deque()
@@ -331,6 +333,7 @@ class Index:
             self.marks
             or self.to_mark
             or self.news
+            or self.to_unblock
             or self.joins
             or self.ends
             or self.wakes

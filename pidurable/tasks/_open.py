@@ -26,8 +26,9 @@ from pidurable.session._seams import (
 )
 from pidurable.session._session import Session
 from pidurable.storage import HolderClaim, MemoryStorage, Storage
+from pidurable.tasks._installed import Definitions
 from pidurable.tasks._recovery import recover
-from pidurable.tasks._runtime import Definitions, Runtime
+from pidurable.tasks._runtime import Runtime
 
 
 @asynccontextmanager
@@ -93,10 +94,10 @@ async def open_runtime(
         try:
             async with trio.open_nursery() as services:
                 services.start_soon(session.serve)
-                services.start_soon(runtime.report_stopping)
+                services.start_soon(runtime.runner.report_stopping)
                 async with trio.open_nursery() as nursery:
                     body = trio.CancelScope()
-                    runtime.on_fatal = body.cancel
+                    runtime.runner.on_fatal = body.cancel
                     try:
                         with body:
                             if prepare is not None:
@@ -114,7 +115,7 @@ async def open_runtime(
                 services.cancel_scope.cancel()
         finally:
             runtime.release_waiters()
-    if runtime.fatal is not None:
-        raise runtime.fatal
+    if runtime.runner.fatal is not None:
+        raise runtime.runner.fatal
     if error is not None:
         raise error

@@ -55,6 +55,7 @@ class Pass:
     def fill(self, tx: TreeTransaction) -> None:
         """Write what is due. The body of the commit; awaits nothing and reads no input."""
         self._tx = tx
+        self._unblock()
         self._mark()
         self._finish()
         self._wake()
@@ -83,6 +84,14 @@ class Pass:
 
     def _room(self) -> bool:
         return self.records < PASS_RECORDS_MAX
+
+    def _unblock(self) -> None:
+        """Let tasks whose definition is new be looked at again."""
+        while self._index.to_unblock and self._room():
+            found = self._tx.view.task(self._take(self._index.to_unblock))
+            if found is not None and found.blocked not in (None, "interrupted"):
+                self._tx.unblock(self._tx.view.edit_task(found.id))
+                self.records += 1
 
     # --- marks, top-down -----------------------------------------------------------------
 

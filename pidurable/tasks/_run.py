@@ -222,6 +222,7 @@ async def _call(
         handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
     if limit is None:
         return await _handle(handler, at, ctx)
+    error: BaseException | None = None
     with limit:
         error = await _handle(handler, at, ctx)
     if limit.cancel_called:

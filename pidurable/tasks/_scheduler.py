@@ -143,7 +143,7 @@ class Scheduler:
         if any(not invocation.aborting for invocation in one.starts):
             await self._fence()
         for invocation in one.starts:
-            self._runtime.start_invocation(invocation)
+            self._runtime.runner.start(invocation)
         return one.records > 0
 
     async def _fence(self) -> None:

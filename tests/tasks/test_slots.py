@@ -137,16 +137,16 @@ async def test_an_abort_handler_needs_no_slot() -> None:
 async def test_a_slot_that_was_planned_and_not_used_serves_the_next() -> None:
     """A reservation that a mark overtakes gives its slot to who is ready behind it."""
     world = World(limits={"test.actor": 1})
-    async with world.open(), trio.open_nursery() as nursery:
-        world.blocking.hold()
-        nursery.start_soon(world.create, "first", forever)
-        nursery.start_soon(world.create, "second", done)
-        await world.quiet()
-
+    world.scripts.update(first=forever, second=done)
+    async with world.open() as rt, trio.open_nursery() as nursery:
+        # The creation passes; the next batch, which reserves the first, stays in the storage.
         world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
-        world.blocking.release()
+        first, second = await rt.commit(
+            lambda tx: [
+                tx.create_task(Actor, name, conversation=ROOT) for name in ("first", "second")
+            ]
+        )
         await world.quiet()
-        first, second = sorted(world.base.reopen()._data.tasks)
         nursery.start_soon(world.abort, first)
         await world.quiet()
         world.blocking.release()

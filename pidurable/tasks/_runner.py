@@ -1,0 +1,160 @@
+"""Running invocations: started after their reservation is durable, stopped, joined, reported.
+
+An invocation is never left behind: whoever cancels one waits until its code has returned, and one
+that takes long is named with its stack. What follows a join (the abort handler, another turn after
+the storage refused) is queued here and nowhere else, so nothing runs twice at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from pidurable.errors import InternalError, SessionPoisonedError
+from pidurable.records._limits import STOP_REPORT_SECONDS
+from pidurable.session._seams import logger
+from pidurable.tasks._run import Invocation, run_invocation
+from pidurable.tasks._tree import RUNNING
+
+if TYPE_CHECKING:
+    from pidurable.tasks._runtime import Runtime
+
+
+class Runner:
+    """The invocations of one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.invocations: dict[int, Invocation] = {}
+        self.nursery: trio.Nursery | None = None
+        self.on_fatal: Callable[[], None] | None = None
+        self.fatal: BaseException | None = None
+        """KeyboardInterrupt or SystemExit that left a handler."""
+        self._runtime = runtime
+        self._index = runtime.index
+        self._stopping = trio.Event()
+
+    def start(self, invocation: Invocation) -> None:
+        """Run an invocation whose reservation is durable.
+
+        A mark that became durable while the reservation was in the storage counts: no phase begins.
+        """
+        assert self.nursery is not None
+        task_id = invocation.task_id
+        if not self._may_run(invocation):
+            self._free_slot(task_id, invocation.kind)
+            return
+        self.invocations[task_id] = invocation
+        self._index.running.add(task_id)
+        self._free_slot(task_id, invocation.kind)
+        invocation.started_at = trio.current_time()
+        self.nursery.start_soon(self._run, invocation, name=f"{invocation.kind} {task_id}")
+
+    def _may_run(self, invocation: Invocation) -> bool:
+        node = self._runtime.published.task(invocation.task_id)
+        if self._runtime.closing or node is None or node.status is not RUNNING:
+            return False
+        return invocation.aborting or not (node.marked or self._runtime.below_intent(node))
+
+    def _free_slot(self, task_id: int, kind: str) -> None:
+        """Account for the slot; one that was planned and is not held may be of use to others."""
+        self._runtime.scheduler.account(task_id)
+        self._index.ready.set_free(kind)
+        self._runtime.scheduler.timers_changed()
+        if self._runtime.scheduler.has_work():
+            self._runtime.scheduler.kick()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, invocation: Invocation) -> None:
+        invocation.trio_task = trio.lowlevel.current_task()
+        try:
+            if self._may_run(invocation):
+                await run_invocation(self._runtime, invocation)
+        except (KeyboardInterrupt, SystemExit) as fatal:
+            self._stop_host(fatal)
+        except trio.Cancelled:
+            raise
+        except Exception as bug:
+            logger.exception("the runtime failed on task %d", invocation.task_id)
+            self._runtime.session.line.set_poison(
+                SessionPoisonedError(
+                    self._runtime.session.storage.store, f"{InternalError(str(bug))}"
+                )
+            )
+        finally:
+            self._joined(invocation)
+
+    def _stop(self, invocation: Invocation) -> None:
+        """Cancel an invocation's handler, and watch how long it takes to stop."""
+        invocation.cancel()
+        self._stopping.set()
+
+    def stop_phase(self, task_id: int) -> None:
+        """Cancel the phase of a task; an abort handler is left alone."""
+        invocation = self.invocations.get(task_id)
+        if invocation is not None and not invocation.aborting:
+            self._stop(invocation)
+
+    def stop_all(self) -> None:
+        """Cancel everything that runs. Joining it is the nursery's part."""
+        for invocation in self.invocations.values():
+            self._stop(invocation)
+
+    def _stop_host(self, fatal: BaseException) -> None:
+        """KeyboardInterrupt and SystemExit of a handler close the harness, and fault nothing."""
+        if self.fatal is None:
+            self.fatal = fatal
+        if self.on_fatal is not None:
+            self.on_fatal()
+
+    def _joined(self, invocation: Invocation) -> None:
+        """The invocation's code has returned: free its slot, let the abort handler follow."""
+        task_id = invocation.task_id
+        if self.invocations.get(task_id) is invocation:
+            del self.invocations[task_id]
+            self._index.running.discard(task_id)
+        node = self._runtime.published.task(task_id)
+        if node is not None:
+            if node.marked:
+                self._index.abort_candidate(node)
+            elif node.status is RUNNING and invocation.again:
+                # The storage refused: the task stays at its checkpoint, uncharged, and its turn
+                # comes again. Nothing can be written about it now.
+                self._index.push_ready(node)
+        self._free_slot(task_id, invocation.kind)
+
+    async def report_stopping(self) -> None:
+        """Name every handler that takes long to stop, again and again; it is never left behind."""
+        while True:
+            await self._stopping.wait()
+            self._stopping = trio.Event()
+            reports: dict[Invocation, int] = {}
+            while stopping := [
+                i for i in self.invocations.values() if i.stopping_since is not None
+            ]:
+                now = trio.current_time()
+                due_at = []
+                for invocation in stopping:
+                    assert invocation.stopping_since is not None
+                    count = reports.get(invocation, 0)
+                    due = invocation.stopping_since + STOP_REPORT_SECONDS * (count + 1)
+                    if now >= due:
+                        reports[invocation] = count + 1
+                        self._report_stopping(invocation, now - invocation.stopping_since)
+                        due += STOP_REPORT_SECONDS
+                    due_at.append(due)
+                with trio.move_on_at(min(due_at)):
+                    # Another one may be told to stop meanwhile.
+                    await self._stopping.wait()
+                    self._stopping = trio.Event()
+
+    @staticmethod
+    def _report_stopping(invocation: Invocation, seconds: float) -> None:
+        logger.warning(
+            "task %d (%s) has been stopping for %.0f s, at:\n%s",
+            invocation.task_id,
+            invocation.kind,
+            seconds,
+            invocation.stack(),
+        )

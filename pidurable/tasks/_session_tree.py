@@ -1,0 +1,112 @@
+"""The tree of one session: what is published, what is staged over it, and what is asked of both.
+
+Live tasks are always in memory. Ended tasks and conversations are read when something below them
+needs them, and stay in memory for as long as something below them is live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from pidurable.session._session import Session
+from pidurable.tasks._index import Index
+from pidurable.tasks._tree import TERMINAL, AnyNode, Node, Scope, View
+
+_TOPS_CACHED = 100_000
+
+
+class SessionTree:
+    """Views and index of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.published = View(None, self.load)
+        self.staged = View(self.published, self.load)
+        self.index = Index(
+            self.published,
+            top_of=self._top_of,
+            unread=self.unread,
+            now_us=session.clock.now_us,
+        )
+        self._signals: dict[int, int] = {}
+        self._tops: dict[int, int] = {}
+        session.owner_conversation = self._conversation_of_task
+
+    def load(self, id: int) -> AnyNode | None:
+        """An ended task or a conversation that is not in memory (every live task is)."""
+        row = self.session.storage.task(id)
+        if row is not None:
+            return Node(row) if row.status == TERMINAL else None
+        found = None
+        with contextlib.suppress(LookupError):
+            found = self.session.staged_conversation(id)
+        return None if found is None else Scope(found.id, found.owner)
+
+    def _conversation_of_task(self, task_id: int) -> int | None:
+        node = self.staged.task(task_id)
+        if node is not None:
+            return node.conversation
+        row = self.session.storage.task(task_id)
+        return None if row is None else row.conversation
+
+    def _top_of(self, conversation: int) -> int:
+        """The ownerless conversation at the top of a conversation's ownership."""
+        found = self._tops.get(conversation)
+        if found is not None:
+            return found
+        top = conversation
+        while True:
+            owner = self.session.staged_conversation(top).owner
+            above = None if owner is None else self._conversation_of_task(owner)
+            if above is None:
+                break
+            top = above
+        if len(self._tops) > _TOPS_CACHED:
+            self._tops.clear()
+        self._tops[conversation] = top
+        return top
+
+    def ended_status(self, id: int) -> str | None:
+        """How a task that is not in memory ended."""
+        row = self.session.storage.task(id)
+        return None if row is None else row.outcome_status
+
+    def below_intent(self, node: AnyNode) -> bool:
+        """Whether a published node is below a live owner with the intent to cancel.
+
+        Owners never change and an intent is never taken back, so a walk that found none holds for
+        everything it passed until there is a newer intent.
+        """
+        if not self.index.intents:
+            return False
+        version = self.index.intents_version
+        if node.clean_at == version:
+            return False
+        passed = [node]
+        for owner in self.published.owners(node):
+            if owner.intent:
+                return True
+            if owner.clean_at == version:
+                break
+            passed.append(owner)
+        for each in passed:
+            each.clean_at = version
+        return False
+
+    def under_intent(self, view: View, node: AnyNode) -> bool:
+        """The same in a view of the line, which may know of newer intents."""
+        lower: View | None = view
+        while lower is not None and lower is not self.published:
+            if lower.intents:
+                return any(owner.intent for owner in view.owners(node))
+            lower = lower.lower
+        published = self.published.find(node.id)
+        return self.below_intent(node if published is None else published)
+
+    # --- signals -------------------------------------------------------------------------
+
+    def unread(self, task_id: int) -> int:
+        return self._signals.get(task_id, 0)
+
+    def set_unread(self, task_id: int, unread: int) -> None:
+        self._signals[task_id] = unread
