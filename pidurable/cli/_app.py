@@ -86,9 +86,13 @@ def build_app(host: Host, version: str) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    _add_work(app, host)
+    _add_run(app, host)
+    _add_resume(app, host)
+    _add_demo(app, host)
     task = App(name="task", help="List, show and abort tasks.", help_format="plaintext")
-    _add_tasks(task, host)
+    _add_task_list(task, host)
+    _add_task_show(task, host)
+    _add_task_abort(task, host)
     app.command(task)
     conversation = App(name="conversation", help="Look at conversations.", help_format="plaintext")
     _add_conversations(conversation, host)
@@ -104,7 +108,7 @@ def _trio(function: Callable[[], Awaitable[int]]) -> int:
     return int(trio.run(function))
 
 
-def _add_work(app: App, host: Host) -> None:
+def _add_run(app: App, host: Host) -> None:
     @app.command
     def run(
         prompt: str,
@@ -145,6 +149,8 @@ def _add_work(app: App, host: Host) -> None:
             functools.partial(run_prompt, host, options, prompt, request_id=request_id, go_on=go_on)
         )
 
+
+def _add_resume(app: App, host: Host) -> None:
     @app.command
     def resume(
         *,
@@ -179,6 +185,8 @@ def _add_work(app: App, host: Host) -> None:
         )
         return _trio(functools.partial(resume_work, host, options, plan_only=plan))
 
+
+def _add_demo(app: App, host: Host) -> None:
     @app.command
     def demo(
         *,
@@ -226,9 +234,7 @@ def _explanations(code: str) -> list[str]:
     raise NotFoundError("reason code", repr(code[:100]), hint)
 
 
-def _add_tasks(app: App, host: Host) -> None:
-    from pidurable.cli import _tasks
-
+def _add_task_list(app: App, host: Host) -> None:
     @app.command(name="list")
     def list_(
         *,
@@ -249,10 +255,12 @@ def _add_tasks(app: App, host: Host) -> None:
             live: Only tasks that have not ended.
             limit: Most tasks to list.
         """
+        from pidurable.cli._tasks import list_tasks
+
         options = _options(host, store=store, output=output)
         return _trio(
             functools.partial(
-                _tasks.list_tasks,
+                list_tasks,
                 host,
                 options,
                 conversation=conversation,
@@ -263,6 +271,8 @@ def _add_tasks(app: App, host: Host) -> None:
             )
         )
 
+
+def _add_task_show(app: App, host: Host) -> None:
     @app.command
     def show(*ids: str, store: Store = None, output: Output = None) -> int:
         """Show all that is stored of tasks; works beside a running holder.
@@ -270,8 +280,10 @@ def _add_tasks(app: App, host: Host) -> None:
         Args:
             ids: Ids of tasks; `-` reads them from standard input.
         """
+        from pidurable.cli._tasks import show_tasks
+
         options = _options(host, store=store, output=output)
-        return _trio(functools.partial(_tasks.show_tasks, host, options, _ids(host, ids)))
+        return _trio(functools.partial(show_tasks, host, options, _ids(host, ids)))
 
     @app.command
     def tree(root: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
@@ -280,9 +292,13 @@ def _add_tasks(app: App, host: Host) -> None:
         Args:
             root: A task or conversation to begin with; everything by default.
         """
-        options = _options(host, store=store, output=output)
-        return _trio(functools.partial(_tasks.show_tree, host, options, root))
+        from pidurable.cli._tasks import show_tree
 
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(show_tree, host, options, root))
+
+
+def _add_task_abort(app: App, host: Host) -> None:
     @app.command
     def abort(
         *ids: str,
@@ -300,11 +316,11 @@ def _add_tasks(app: App, host: Host) -> None:
             yes: Do not ask.
             reason: Stored with the abort.
         """
+        from pidurable.cli._tasks import abort_tasks
+
         options = _options(host, store=store, extensions=extension, output=output, timeout=timeout)
         return _trio(
-            functools.partial(
-                _tasks.abort_tasks, host, options, _ids(host, ids), yes=yes, reason=reason
-            )
+            functools.partial(abort_tasks, host, options, _ids(host, ids), yes=yes, reason=reason)
         )
 
 

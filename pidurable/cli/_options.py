@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,6 +56,16 @@ class Options:
     output: Output
     timeout: float | None
     """Seconds."""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with this work, as it can be typed."""
+        words = ["pidurable", "resume"]
+        if self.store != DEFAULT_STORE:
+            words += ["--store", self.store]
+        for extension in self.extensions:
+            words += ["--extension", extension]
+        return " ".join(shlex.quote(word) for word in words)
 
 
 @attrs.frozen(kw_only=True)

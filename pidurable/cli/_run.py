@@ -61,7 +61,7 @@ async def run_prompt(
     if existing and not go_on:
         await _look_first(options, request_id)
     host.err(NOTICE)
-    with catch_interrupts() as interrupts:
+    with catch_interrupts(options.resume_command) as interrupts:
         async with open_session(
             host, options, create=True, registry=registry, models=models
         ) as harness:
@@ -158,7 +158,7 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
     models = open_models(host)
     if options.model is not None:
         models.resolve(options.model)
-    with catch_interrupts() as interrupts:
+    with catch_interrupts(options.resume_command) as interrupts:
         async with open_session(
             host, options, create=False, registry=registry, models=models
         ) as harness:
@@ -249,7 +249,7 @@ async def _finish(
             return None
     assert options.timeout is not None
     host.err(str(WaitTimeoutError("the answer", options.timeout)), "yellow")
-    host.err("  next: `pidurable resume` goes on")
+    host.err(f"  next: `{clean_line(options.resume_command)}` goes on")
     return Exit.TIMED_OUT
 
 
@@ -261,7 +261,7 @@ async def _leave_in_order(host: Host, harness: Harness, interrupts: Interrupts) 
     for id in left:
         task = harness.task(id)
         host.err(f"task {id} ({clean_line(task.kind)}) is stopped in the middle", "yellow")
-    host.err("interrupted; `pidurable resume` goes on")
+    host.err(f"interrupted; `{clean_line(interrupts.resume_command)}` goes on")
     return Exit.INTERRUPTED
 
 

@@ -29,6 +29,8 @@ class Interrupts:
     """What came so far."""
 
     first: signal.Signals | None = None
+    resume_command: str = "pidurable resume"
+    """What goes on with the work; said when leaving at once."""
     terminal: bool = False
     """A live display hides the cursor; leaving at once has to show it again."""
     _asked: trio.Event = attrs.Factory(trio.Event)
@@ -53,17 +55,21 @@ class Interrupts:
         with contextlib.suppress(OSError):
             if self.terminal:
                 os.write(2, _SHOW_CURSOR)
-            os.write(2, b"\npidurable: left at once; `pidurable resume` goes on\n")
+            text = f"\npidurable: left at once; `{self.resume_command}` goes on\n"
+            os.write(2, text.encode(errors="backslashreplace"))
         os._exit(EXIT_CODE)
 
 
 @contextlib.contextmanager
-def catch_interrupts() -> Iterator[Interrupts]:
+def catch_interrupts(resume_command: str) -> Iterator[Interrupts]:
     """Catch SIGINT, SIGTERM and SIGHUP for a block of trio code.
 
     Outside of the main thread Python delivers no signals, and nothing is caught.
+
+    Args:
+        resume_command: The command that goes on with the work, for the last message.
     """
-    interrupts = Interrupts()
+    interrupts = Interrupts(resume_command=resume_command)
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return

@@ -122,6 +122,15 @@ def test_a_bad_value_is_refused_with_its_place(
         resolve_options(sources(tmp_path, environ, table), **given)  # type: ignore[arg-type]
 
 
+def test_the_resume_command_can_be_typed_as_it_is(tmp_path: Path) -> None:
+    """It names the store and the extensions, quoted, unless they are the usual ones."""
+    plain = resolve_options(sources(tmp_path))
+    special = resolve_options(sources(tmp_path), store="my store", extensions=["./x.py"])
+
+    assert plain.resume_command == "pidurable resume"
+    assert special.resume_command == "pidurable resume --store 'my store' --extension ./x.py"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
