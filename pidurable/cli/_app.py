@@ -384,7 +384,7 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         # Nothing of ours does this; the code of an extension may.
         host.err(f"pidurable: code of an extension left the program with sys.exit({left.code!r})")
         return Exit.FAILED
-    except BaseException as error:
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         explained = explain_error(error)
         if debugging():
             host.err("".join(traceback.format_exception(error)).rstrip())
