@@ -79,7 +79,7 @@ async def test_an_input_gets_its_answer(autojump_clock: MockClock) -> None:
 
 
 async def test_a_turn_with_one_tool_call_takes_eight_commits(autojump_clock: MockClock) -> None:
-    """Reserve, prepare, answer, reserve, intent, result, wake, boundary: nothing else is written."""
+    """Reserve, prepare, answer, reserve, intent, result, wake, boundary: nothing else."""
     seqs: list[int] = []
     one, two = World(calls("safe"), "done"), World(calls("safe"), calls("safe"), "done")
     for world in (one, two):
