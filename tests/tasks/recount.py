@@ -97,6 +97,11 @@ def check_index(rt: Runtime) -> None:
         if isinstance(node, Node) and node.status is WAITING and not node.marked
     }
     assert {id: n for id, n in index.open_joins.items() if id in parked} == fresh.open_joins
+    for names in index.waiters.values():
+        for name in names:
+            waiter = rt.published.task(name)
+            assert waiter is not None
+            assert waiter.status is WAITING
     waiters = {
         id: {each for each in names if each in parked} for id, names in index.waiters.items()
     }

@@ -275,6 +275,45 @@ async def test_a_child_between_phases_stops_below_an_intent_that_has_not_reached
     assert world.log == ["parent start", "child start", "child abort", "parent abort"]
 
 
+async def test_a_newer_intent_stops_a_child_that_was_clear_of_an_older_one() -> None:
+    """What was found clear of one abort is looked at again when there is another one."""
+    world = World()
+    steps = trio.Semaphore(0)
+    undone = trio.Event()
+
+    async def child(at: Any, ctx: Any) -> None:
+        await ctx.goto(Next(getattr(at, "n", 0) + 1))
+        with trio.CancelScope(shield=True):
+            await steps.acquire()
+
+    async def slow_undo(at: Any, ctx: Any) -> None:
+        await undone.wait()
+        await ctx.end_aborted("slowly")
+
+    world.scripts["child"] = child
+    world.aborts["other"] = slow_undo
+    async with world.open(), trio.open_nursery() as nursery:
+        other = await world.create("other", forever)
+        parent = await world.create("parent", parent_of("child"))
+        await world.quiet()
+        await world.abort(other)
+        await world.quiet()
+        steps.release()
+        await world.quiet()
+        assert world.log[-1] == "child next 1"
+        world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
+        nursery.start_soon(world.abort, parent)
+        await world.quiet()
+        steps.release()
+        await world.quiet()
+        assert world.marked(child_of(world, parent, "child")) == [False]
+        assert "child next 2" not in world.log
+        world.blocking.release()
+        undone.set()
+        assert (await world.end(parent)).status == "aborted"
+    assert "child next 2" not in world.log
+
+
 async def test_an_abort_runs_bottom_up_over_three_levels() -> None:
     """Every handler runs after those below it, and nothing starts once the root has ended."""
     # C045

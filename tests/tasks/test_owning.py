@@ -140,6 +140,46 @@ async def test_a_chain_of_holds_ends_in_few_commits_never_an_owner_first() -> No
     )
 
 
+async def test_a_sibling_that_ends_by_the_scheduler_does_not_end_its_owner() -> None:
+    """Of two held children one ends; their owner holds until the other has ended too."""
+    world = World()
+    gates = [Gate(), Gate()]
+    world.scripts.update({"leaf 0": gates[0], "leaf 1": gates[1]})
+    world.scripts.update({"mid 0": owning("leaf 0"), "mid 1": owning("leaf 1")})
+    async with world.open():
+        top = await world.create("top", owning("mid 0", "mid 1"))
+        await world.quiet()
+        gates[0].open()
+        await world.quiet()
+        assert world.outcome(child_of(world, top, "mid 0")) == "completed"
+        assert world.status(child_of(world, top, "mid 0")) == "terminal"
+        assert world.status(top) == "completing"
+        gates[1].open()
+        await world.end(top)
+
+
+async def test_a_grandchild_may_not_wait_for_the_owner_of_its_owner() -> None:
+    """The path of a refused wait names every level that needs the next one."""
+    world = World()
+    refused: list[str] = []
+
+    async def leaf(at: Any, ctx: Any) -> None:
+        try:
+            await ctx.wait(then=Next(1), on=[top])
+        except WaitCycleError as error:
+            refused.append(error.path)
+        await ctx.complete("")
+
+    world.scripts.update(leaf=leaf, mid=parent_of("leaf"), low=parent_of("mid"))
+    world.scripts["high"] = parent_of("low")
+    async with world.open():
+        top = await world.create("top", parent_of("high"))
+        await world.end(top)
+    ids = [row.id for row in sorted(world.rows())]
+    there = " -> ".join(f"{id} test.actor" for id in (ids[-1], *ids[:-1]))
+    assert refused == [f"{there} -> {ids[-1]}"]
+
+
 async def test_many_siblings_hold_their_owner_and_end() -> None:
     """An owner of many children ends after the last of them, in linear work."""
     # Hard scenario: held chain and wide hold.
@@ -245,6 +285,7 @@ async def test_work_created_in_an_owned_conversation_below_a_mark_is_stored_and_
         task = await world.create("owner", owner)
         await world.quiet()
         await world.abort(task)
+        await world.quiet()
         late = await world.create("late", forever, conversation=made[0])
         await world.quiet()
         assert world.marked(late) == [True]

@@ -60,6 +60,25 @@ async def test_tries_are_bounded(autojump_clock: Any) -> None:
     assert world.log == ["a start"] * 3
 
 
+async def test_progress_gives_all_tries_anew(autojump_clock: Any) -> None:
+    """Two failures before a goto and two after it do not add up to three."""
+    world = World(Retrying)
+    failures = [2, 2]
+
+    async def script(at: Any, ctx: Any) -> None:
+        n = 0 if isinstance(at, Start) else 1
+        if failures[n]:
+            failures[n] -= 1
+            raise OSError("down")
+        if n:
+            await ctx.complete("through")
+        else:
+            await ctx.goto(Next(1))
+
+    async with world.open():
+        assert (await world.end(await world.create("a", script, kind=Retrying))).result == "through"
+
+
 async def test_only_what_matches_is_retried(autojump_clock: Any) -> None:
     """Another error faults at once; a group matches if every leaf does."""
     world = World(Retrying)
