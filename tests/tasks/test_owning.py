@@ -180,6 +180,31 @@ async def test_a_grandchild_may_not_wait_for_the_owner_of_its_owner() -> None:
     assert refused == [f"{there} -> {ids[-1]}"]
 
 
+async def test_below_owners_that_only_hold_a_wait_for_the_top_is_refused() -> None:
+    """A held owner needs what is below it, although it waits for nobody."""
+    # Hard scenario: wait cycles, closed by a held owner.
+    world = World()
+    refused: list[str] = []
+    go = trio.Event()
+
+    async def leaf(at: Any, ctx: Any) -> None:
+        await go.wait()
+        try:
+            await ctx.wait(then=Next(1), on=[top])
+        except WaitCycleError as error:
+            refused.append(error.path)
+        await ctx.complete("")
+
+    world.scripts.update(leaf=leaf, mid=owning("leaf"), low=owning("mid"), high=owning("low"))
+    async with world.open():
+        top = await world.create("top", owning("high"))
+        await world.quiet()
+        assert world.status(top) == "completing"
+        go.set()
+        await world.end(top)
+    assert len(refused) == 1
+
+
 async def test_many_siblings_hold_their_owner_and_end() -> None:
     """An owner of many children ends after the last of them, in linear work."""
     # Hard scenario: held chain and wide hold.
