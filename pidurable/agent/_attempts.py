@@ -32,13 +32,15 @@ from pidurable.records._messages import (
 from pidurable.tasks._errors import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pidurable.agent._models import Models
     from pidurable.agent._services import AgentServices
     from pidurable.records._entries import Entry
     from pidurable.session._session import Session
     from pidurable.tasks._transaction import TreeTransaction
+
+_OFFERED_SHOWN_MAX = 50
 
 
 def estimated_usage(
@@ -150,6 +152,14 @@ def append_result(
             )
         ],
     )
+
+
+def no_such_tool(name: str, offered: Collection[str]) -> str:
+    """What the model is told of a call to a tool that its request had not offered."""
+    shown = sorted(offered)[:_OFFERED_SHOWN_MAX]
+    more = len(offered) - len(shown)
+    listed = (", ".join(shown) or "none") + (f" and {more} more" if more else "")
+    return f"There is no tool {name[:200]!r} here. Available: {listed}."
 
 
 def open_calls(entries: Sequence[Entry], assistant: int) -> list[tuple[int, str]]:

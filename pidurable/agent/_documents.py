@@ -110,6 +110,20 @@ def patch_live(tx: Transaction, conversation_id: int, ops: list[Any]) -> None:
     tx.patch_doc(definition_of(LiveDocument), address_of(LiveDocument, conversation_id), ops)
 
 
+def call_slot(*, index: int, task_id: int, name: str) -> dict[str, Any]:
+    """The object in `calls` of a call that has just been made."""
+    return {
+        "index": index,
+        "task": int(task_id),
+        "name": name,
+        "status": "running",
+        "held_by": None,
+        "output_tail": "",
+        "details": None,
+        "diagnostics": [],
+    }
+
+
 def find_call(live: dict[str, Any], task_id: int) -> int | None:
     """The place of a tool call in `calls`, by its task."""
     for place, call in enumerate(live["calls"]):

@@ -26,9 +26,16 @@ from pidurable.agent._attempts import (
     append_result,
     estimated_usage,
     keep_partial,
+    no_such_tool,
     open_calls,
 )
-from pidurable.agent._documents import LiveDocument, add_usage, address_of, update_doc
+from pidurable.agent._documents import (
+    LiveDocument,
+    add_usage,
+    address_of,
+    call_slot,
+    update_doc,
+)
 from pidurable.agent._inbox import GenerationInput, end_run, place_steers
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._progress import PartialAnswer
@@ -51,8 +58,6 @@ from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
 from pidurable.tasks._transaction import TaskTransaction
-
-_OFFERED_SHOWN_MAX = 50
 
 
 @attrs.frozen
@@ -219,7 +224,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         ids: list[int] = []
         for index, call in enumerate(answer.tool_calls):
             if call.name not in offered:
-                text = f"There is no tool {call.name[:200]!r} here. Available: {_listed(offered)}."
+                text = no_such_tool(call.name, offered)
                 append_result(
                     tx,
                     ctx.conversation_id,
@@ -234,18 +239,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
             )
             ids.append(task)
-            calls.append(
-                {
-                    "index": index,
-                    "task": int(task),
-                    "name": call.name,
-                    "status": "running",
-                    "held_by": None,
-                    "output_tail": "",
-                    "details": None,
-                    "diagnostics": [],
-                }
-            )
+            calls.append(call_slot(index=index, task_id=task, name=call.name))
         return calls, ids
 
     async def _keep_leftover(
@@ -405,9 +399,3 @@ def _fixed_request(at: Request, entries: Sequence[Entry]) -> ModelRequest:
 
 def _run_of(ctx: GenerationContext) -> int:
     return ctx.input.run if ctx.input.run is not None else int(ctx.task_id)
-
-
-def _listed(names: set[str]) -> str:
-    shown = sorted(names)[:_OFFERED_SHOWN_MAX]
-    more = len(names) - len(shown)
-    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")

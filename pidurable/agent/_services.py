@@ -9,6 +9,7 @@ import attrs
 
 from pidurable.agent._documents import AgentDocument, address_of
 from pidurable.agent._models import Models
+from pidurable.errors import InvalidArgumentError, show
 from pidurable.registry._env import Env, LocalEnv
 from pidurable.registry._snapshot import RegistrySnapshot
 from pidurable.registry._tool import Tool
@@ -31,6 +32,14 @@ class _Unset:
 UNSET: Any = _Unset()
 
 
+def _check_turns(_: object, __: object, value: object) -> None:
+    if value is UNSET or value is None:
+        return
+    if type(value) is not int or value < 1:
+        problem = "expected a whole number of at least 1, or None"
+        raise InvalidArgumentError("turns_max", problem, show(value))
+
+
 @attrs.frozen(kw_only=True)
 class AgentChange:
     """A change of a conversation's agent: given fields replace, None clears, unset ones stay."""
@@ -42,14 +51,7 @@ class AgentChange:
     tools: list[str] | None = UNSET
     instructions: str | None = UNSET
     cwd: str | None = UNSET
-    turns_max: int | None = attrs.field(default=UNSET)
-
-    @turns_max.validator
-    def _check_turns(self, _: Any, value: Any) -> None:
-        if value is UNSET or value is None:
-            return
-        if type(value) is not int or value < 1:
-            raise ValueError(f"turns_max: expected a whole number of at least 1, got {value!r}")
+    turns_max: int | None = attrs.field(default=UNSET, validator=_check_turns)
 
     def given(self) -> dict[str, Any]:
         """The fields that this change sets."""

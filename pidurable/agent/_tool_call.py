@@ -299,6 +299,7 @@ async def _invoke(
 ) -> FinalResult | OutcomeUnknownError:
     """Run the tool, and make a result of whatever comes out of it."""
     scope = trio.CancelScope(deadline=trio.current_time() + _seconds(tool))
+    returned: object = None
     try:
         with scope:
             returned = await tool.invoke(kwargs, call)

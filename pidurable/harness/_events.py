@@ -280,11 +280,12 @@ def _live_events(
     before: dict[str, Any], after: dict[str, Any], entries: list[Entry]
 ) -> list[Event]:
     events: list[Event] = []
-    if after["run"] is not None and after["run"] != before["run"]:
-        events.append(RunStart(after["run"]))
-    generation = after["generation"]
-    if generation is not None and generation != before["generation"]:
-        events.append(TurnStart(after["run"], after["turn"], generation))
+    run: int | None = after["run"]
+    generation: int | None = after["generation"]
+    if run is not None and run != before["run"]:
+        events.append(RunStart(run))
+    if run is not None and generation is not None and generation != before["generation"]:
+        events.append(TurnStart(run, after["turn"], generation))
     events += _partial_events(before["partial"], after["partial"], generation)
     if after["retry"] != before["retry"]:
         retry = after["retry"]
