@@ -96,16 +96,12 @@ class Harness:
         Args:
             agent: Its agent; counts only when this call creates the root.
         """
-        rows = self.session.storage.conversations_by_owner(None, limit=1)
-        if rows:
+        row = self.session.storage.conversation_by_key(None, _ROOT_KEY)
+        if row is not None:
             await trio.lowlevel.checkpoint()
-            return Conversation(self, rows[0].id)
+            return Conversation(self, row.id)
 
         def body(tx: TreeTransaction) -> int:
-            # Looked at again in the line: another call may have created it meanwhile.
-            rows = self.session.storage.conversations_by_owner(None, limit=1)
-            if rows:
-                return rows[0].id
             id = tx.create_conversation(key=_ROOT_KEY)
             if agent is not None and any(made.id == id for made in tx.conversations):
                 change_agent(tx, id, agent)
@@ -448,10 +444,10 @@ async def open_harness(
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(progress.serve)
+                nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
                 try:
                     yield harness
-                except BaseException as caught:
+                except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
                     error = caught
                 nursery.cancel_scope.cancel()
         finally:

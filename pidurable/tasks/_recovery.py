@@ -14,7 +14,7 @@ from pidurable.records import _codec, _json
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op
 from pidurable.tasks._runtime import CODE_BLOCKS, Runtime
-from pidurable.tasks._tree import PENDING, RUNNING, WAITING, Node, View
+from pidurable.tasks._tree import PENDING, RUNNING, Node, View
 
 _PAGE = 10_000
 
@@ -63,20 +63,17 @@ async def recover(runtime: Runtime) -> int:
 def _read(runtime: Runtime) -> list[Node]:
     """Every live task, with what the waiting ones wait for."""
     storage = runtime.session.storage
-    nodes: list[Node] = []
+    nodes: dict[int, Node] = {}
     after = 0
-    while True:
-        page = storage.live_tasks(after=after, limit=_PAGE)
-        for row in page:
-            node = Node(row)
-            if node.status is WAITING:
-                text = storage.task_wait(node.id)
-                if text is not None:
-                    node.wait = _codec.decode_wait(_json.loads_stored(text))
-            nodes.append(node)
-        if len(page) < _PAGE:
-            return nodes
+    while page := storage.live_tasks(after=after, limit=_PAGE):
+        nodes.update((row.id, Node(row)) for row in page)
         after = page[-1].id
+    after = 0
+    while waits := storage.waits(after=after, limit=_PAGE):
+        for task_id, text in waits:
+            nodes[task_id].wait = _codec.decode_wait(_json.loads_stored(text))
+        after = waits[-1][0]
+    return list(nodes.values())
 
 
 __all__ = ["recover"]

@@ -215,10 +215,9 @@ class TreeTransaction(Transaction):
             found: int | None = self.claimed(name)
             if found is not None:
                 return found
-            if owner is not None:
-                row = self._session.storage.conversation_by_key(owner, key)
-                if row is not None:
-                    return row.id
+            row = self._session.storage.conversation_by_key(owner, key)
+            if row is not None:
+                return row.id
         made = self.add_conversation(owner=owner, key=key, principal=principal)
         self.view.add_scope(made)
         if owner is not None:
