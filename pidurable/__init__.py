@@ -59,7 +59,7 @@ from pidurable.harness._reader import (
 )
 from pidurable.harness._submission import Settled as Settled, Submission as Submission
 from pidurable.records._entries import (
-    Conversation as ConversationRecord,
+    ConversationRecord as ConversationRecord,
     Edit as Edit,
     Entry as Entry,
     entry as entry,

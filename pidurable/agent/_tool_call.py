@@ -225,7 +225,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                     return False
                 if isinstance(answer, ToolResult):
                     return final_result(answer, tool, call.progress)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
             if _passes(raised):
                 raise
             ctx.report(f"reconcile raised, so the outcome is unknown: {_described(raised)}")
@@ -306,14 +306,14 @@ async def _invoke(
         if not scope.cancelled_caught:
             return final_result(returned, tool, call.progress)
         text, code = _timeout_text(tool), "timeout"
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
         if _passes(raised):
             raise
         every = leaves(raised)
         if all(isinstance(leaf, OutcomeUnknownError) for leaf in every):
             unknown = every[0]
             assert isinstance(unknown, OutcomeUnknownError)
-            return unknown
+            return unknown  # noqa: ASYNC104 - _passes lets it by
         text, code = _described(raised), "tool_error"
         ctx.report(f"tool {tool.name!r} raised {text}")
         if scope.cancel_called:

@@ -58,6 +58,10 @@ class Conversation:
     created_us: int = 0
 
 
+ConversationRecord = Conversation
+"""Its public name, since a host's handle is called `Conversation`."""
+
+
 @attrs.frozen(kw_only=True)
 class Edit:
     """A change to what an earlier entry contributes to the model's context.

@@ -73,21 +73,21 @@ class AsyncBody(Generic[TxT]):
         try:
             timed_out = self._scope.__exit__(kind, error, trace)
         except BaseException:  # what is left of a group that held the cancellation
-            await self._end(sealed=False)
+            await self._end(sealed=False)  # noqa: ASYNC102 - the wait is shielded in _end
             raise
         if error is not None:
-            await self._end(sealed=False)
+            await self._end(sealed=False)  # noqa: ASYNC102 - the wait is shielded in _end
             if timed_out:
                 seconds = self._line.settings.body_seconds_max
                 raise CommitBodyTimeoutError(seconds, self._place) from None
             return False
         try:
-            await self.draft.prepare()
+            await self.draft.prepare()  # noqa: ASYNC102 - part of the body, and cancelled like it
             self.draft.seal()
         except BaseException:
-            await self._end(sealed=False)
+            await self._end(sealed=False)  # noqa: ASYNC102 - the wait is shielded in _end
             raise
-        await self._end(sealed=True)
+        await self._end(sealed=True)  # noqa: ASYNC102 - the wait is shielded in _end
         return False
 
     async def _end(self, *, sealed: bool) -> None:

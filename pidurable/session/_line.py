@@ -247,7 +247,7 @@ class CommitLine:
                 )
             draft.seal()
             sealed = draft
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 - told to its caller
             draft.discard()
             member.error = error
         self.running = None
@@ -402,8 +402,8 @@ class CommitLine:
         try:
             self._adopter.refusing(False)
             self._adopter.adopt(drafts)
-        except BaseException as bug:
-            return self._fail_on_bug("publishing a commit", bug)
+        except BaseException as bug:  # noqa: ASYNC103 - told to its caller
+            return self._fail_on_bug("publishing a commit", bug)  # noqa: ASYNC104 - poisons
         return None
 
     # --- closing -------------------------------------------------------------------------

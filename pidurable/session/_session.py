@@ -364,7 +364,7 @@ class Session:
                     await self.worker.run(self._store_closing, batch)
             finally:
                 try:
-                    await self.worker.run(self.storage.close)
+                    await self.worker.run(self.storage.close)  # noqa: ASYNC102 - shielded above
                 finally:
                     self.worker.close()
 

@@ -93,13 +93,13 @@ class BatchWriter:
             self._failpoints.hit("commit.after")
         except (StorageRefusedError, HolderLostError) as certain:
             return certain
-        except BaseException as unknown:
+        except BaseException as unknown:  # noqa: ASYNC103 - told as a poison
             # It may or may not be stored. Nobody is told anything but that.
             poison = SessionPoisonedError(
                 self._storage.store, f"{type(unknown).__name__}: {unknown}"
             )
             poison.__cause__ = unknown
-            return poison
+            return poison  # noqa: ASYNC104 - told as a poison
         return None
 
     async def _apply(self, stored: Batch, batch: OpenBatch) -> None:

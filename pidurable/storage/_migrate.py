@@ -83,7 +83,7 @@ def migrate(
             connection.execute("rollback")
         if isinstance(error, PidurableError) or not isinstance(error, Exception):
             raise
-        raise MigrationError(
+        raise MigrationError(  # noqa: ASYNC104 - nothing is awaited here
             store, f"from schema {found} to {known}: {error}; it is as it was"
         ) from error
 

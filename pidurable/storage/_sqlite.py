@@ -140,7 +140,7 @@ class SqliteStorage:
             mapped = _open.map_error(error, self._store)
             if mapped is None:
                 raise
-            raise mapped from error
+            raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
 
     # --- opening and closing -------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class SqliteStorage:
             )
             if mapped is None:
                 raise
-            raise mapped from error
+            raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
         finally:
             if lowered and not writer.in_transaction:
                 writer.execute("pragma synchronous = full")

@@ -93,7 +93,7 @@ async def open_runtime(
     with scope:
         try:
             async with trio.open_nursery() as services:
-                services.start_soon(session.serve)
+                services.start_soon(session.serve)  # noqa: ASYNC113 - runs as long as the body
                 services.start_soon(runtime.runner.report_stopping)
                 async with trio.open_nursery() as nursery:
                     body = trio.CancelScope()
@@ -105,7 +105,7 @@ async def open_runtime(
                             await recover(runtime)
                             runtime.serve(nursery)
                             yield runtime
-                    except BaseException as caught:
+                    except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
                         error = caught
                     # From here on nothing outside may cut the closing short.
                     scope.shield = True

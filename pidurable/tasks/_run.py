@@ -239,11 +239,11 @@ async def _handle(handler: _Handler, at: Any, ctx: Any) -> BaseException | None:
     except (KeyboardInterrupt, SystemExit):
         # Not the task's fault: the host is to close.
         raise
-    except BaseException as caught:
+    except BaseException as caught:  # noqa: ASYNC103 - judged by the caller
         fatal = [e for e in leaves(caught) if isinstance(e, KeyboardInterrupt | SystemExit)]
         if fatal:
-            raise fatal[0] from caught
-        return caught
+            raise fatal[0] from caught  # noqa: ASYNC104 - judged by the caller
+        return caught  # noqa: ASYNC104 - judged by the caller
     return None
 
 

@@ -119,12 +119,7 @@ def test_the_front_modules_only_re_export(module: types.ModuleType) -> None:
         if statement.module == "__future__":
             continue
         for alias in statement.names:
-            renamed = (alias.name, alias.asname) in RENAMED
-            assert alias.asname == alias.name or renamed, f"write: {alias.name} as {alias.name}"
-
-
-RENAMED = {("Conversation", "ConversationRecord")}
-"""A record whose name a handle has taken."""
+            assert alias.asname == alias.name, f"write: {alias.name} as {alias.name}"
 
 
 def test_names_do_not_collide() -> None:
