@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import trio
 from agent_world import (
+    MODEL,
     DieAt,
     World,
     ask,
     calls,
     crash_everywhere,
+    messages,
     results,
     run_killed,
     verify,
@@ -20,6 +22,7 @@ from trio.testing import MockClock
 
 from pidurable.agent._script import ScriptedCall, ScriptedError, Step, When
 from pidurable.harness._open import Harness
+from pidurable.records._messages import AssistantMessage
 
 
 async def one_input(harness: Harness, world: World) -> Any:
@@ -42,16 +45,30 @@ def answered(settled: Any, text: str = "the answer") -> None:
 
 
 async def test_a_streamed_answer_survives_a_kill_at_every_commit(autojump_clock: MockClock) -> None:
-    """What was shown of a killed answer is kept apart, and the answer is asked for again."""
+    """What was shown of a killed answer is kept apart and charged; then it is asked for again."""
     step = Step(text=("one ", "two ", "three ", "four"), delay=0.15)
+    whole = "one two three four"
+    kept: list[str] = []
 
-    kills = await crash_everywhere(
-        lambda: World(step),
-        one_input,
-        lambda world, settled: answered(settled, "one two three four"),
-    )
+    async def program(harness: Harness, world: World) -> Any:
+        settled = await ask(harness, "go")
+        root = await harness.root()
+        found = messages(await root.history(), AssistantMessage)
+        return settled, found, root.usage()["models"][MODEL]["requests"]
+
+    def check(world: World, result: Any) -> None:
+        settled, found, requests = result
+        answered(settled, whole)
+        assert [each.status for each in found] == ["aborted"] * (len(found) - 1) + ["complete"]
+        assert requests == len(found) <= 2
+        kept.extend(each.text for each in found[:-1])
+
+    # C032
+    kills = await crash_everywhere(lambda: World(step), program, check)
 
     assert kills >= 12
+    assert len(kept) >= 4
+    assert all(text and whole.startswith(text) for text in kept)
 
 
 async def test_a_safe_tool_runs_at_least_once(autojump_clock: MockClock) -> None:

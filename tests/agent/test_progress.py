@@ -10,10 +10,10 @@ import pytest
 import trio
 from agent_world import World, ask, calls, results, text_of, verify
 from hypothesis import given, strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._output import OutputCollector, bounded_output, clean_output
-from pidurable.agent._progress import PARTIAL_CHARACTERS_MAX
+from pidurable.agent._progress import PARTIAL_CHARACTERS_MAX, PartialAnswer, Progress
 from pidurable.agent._script import Step
 from pidurable.records import _json
 from pidurable.records._limits import Settings
@@ -81,6 +81,28 @@ async def test_nothing_is_shown_of_an_answer_after_its_end(autojump_clock: MockC
 
     assert live["partial"] is None
     assert live["calls"][0]["output_tail"] == "it has begun\n"
+
+
+async def test_a_closed_buffer_writes_nothing_more() -> None:
+    """A flush that waits for the line when the stream ends finds the buffer closed."""
+    world = World(calls("slow"), "never")
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await world.reached.wait()
+        progress = Progress(harness.runtime)
+        partial = PartialAnswer(progress, root.id, root.live()["generation"])
+        partial.add("text", "too late")
+        async with trio.open_nursery() as nursery, harness.commit():
+            nursery.start_soon(progress.flush)
+            await wait_all_tasks_blocked()
+            partial.close()
+        shown = root.live()["partial"]
+        await root.abort()
+        await submission.wait()
+
+    assert shown is None
 
 
 async def test_a_huge_answer_is_shown_in_part_and_stored_whole(autojump_clock: MockClock) -> None:

@@ -14,6 +14,7 @@ from agent_world import (
     World,
     ask,
     calls,
+    conversations,
     crash_everywhere,
     results,
     run_killed,
@@ -26,7 +27,7 @@ from pidurable.agent._script import ScriptedCall, Step, When
 from pidurable.agent._services import AgentChange
 from pidurable.errors import OutcomeUnknownError, SessionPoisonedError
 from pidurable.harness._open import Harness
-from pidurable.records._limits import OUTPUT_BYTES_MAX
+from pidurable.records._limits import OUTPUT_BYTES_MAX, Settings
 from pidurable.records._messages import (
     ImageBlock,
     TextBlock,
@@ -617,6 +618,56 @@ async def test_calls_that_never_started_get_their_result(autojump_clock: MockClo
     ]
     assert outcome.text == "back"
     assert world.ledger == [world.ledger[0]]
+
+
+async def test_an_abort_ends_a_tree_of_sub_agents(autojump_clock: MockClock) -> None:
+    """Three levels with two children each: all of it ends aborted, and nothing begins after it."""
+    two = calls("subagent", "subagent", task="level two")
+    world = World(
+        Step(calls=(ScriptedCall(name="slow"),), when=When(user="level two")),
+        Step(calls=two.calls, when=When(user="level one")),
+        calls("subagent", "subagent", task="level one"),
+    )
+
+    # C045
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        while sum(line.startswith("slow") for line in world.ledger) < 4:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        requests = len(world.model.requests)
+        await root.abort()
+        outcome = await submission.wait()
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        ends = [task.outcome.status for task in harness.tasks() if task.outcome is not None]
+        total = len(harness.tasks())
+
+    assert outcome.reason == "aborted"
+    assert ends == ["aborted"] * total
+    assert total == 1 + 2 + 2 + 4 + 4 + 4
+    assert len(world.model.requests) == requests == 7
+
+
+async def test_sub_agents_stop_at_the_stated_depth(autojump_clock: MockClock) -> None:
+    """A model that always delegates is stopped by a result that it can read."""
+    world = World(
+        Step(text="bottom", when=When(result="at most 3")),
+        Step(text="up", when=When(turn=1)),
+        calls("subagent", task="deeper"),
+        settings=Settings(owned_depth_max=3),
+        repeat_last=True,
+    )
+
+    # C053
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        found = conversations(harness)
+
+    assert outcome.text == "up"
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("way", ["raises", "returns", "cleans up"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from agent_world import MODEL, World, ask, calls, verify
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._script import Step, When
 from pidurable.agent._scripted import ScriptedModel
@@ -21,7 +22,9 @@ from pidurable.errors import (
     UnknownTaskError,
 )
 from pidurable.harness._open import open_harness
+from pidurable.session._seams import Failpoints, InlineBlocking
 from pidurable.storage import MemoryStorage
+from pidurable.testing import FaultyStorage
 
 
 async def test_there_is_one_root(autojump_clock: MockClock) -> None:
@@ -44,6 +47,40 @@ async def test_there_is_one_root(autojump_clock: MockClock) -> None:
 
     assert len(set(ids)) == 1
     assert agent["instructions"] == "first"
+
+
+class CallAtFirstCommit(Failpoints):
+    """Does something while the first commit is on its way into the storage."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def hit(self, name: str) -> None:
+        """Call back once."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+async def test_a_root_that_is_being_created_is_found() -> None:
+    """Asked for while another call's root is inside the storage, it is that one."""
+    ids: list[int] = []
+
+    async with trio.open_nursery() as nursery:
+
+        async def find() -> None:
+            ids.append((await harness.root()).id)
+
+        async with open_harness(
+            FaultyStorage(MemoryStorage()),
+            blocking=InlineBlocking(),
+            failpoints=CallAtFirstCommit(lambda: nursery.start_soon(find)),
+        ) as harness:
+            await find()
+            await wait_all_tasks_blocked()
+
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
 
 
 @pytest.mark.parametrize(
