@@ -42,6 +42,21 @@ if TYPE_CHECKING:
 
 _OFFERED_SHOWN_MAX = 50
 
+_ENDED_WITHOUT_RESULT = {
+    "aborted": ("aborted", "The call was aborted before it started."),
+    "faulted": (
+        "interrupted",
+        "The call ended by a fault. Whether its effect happened is unknown: look before you "
+        "repeat it.",
+    ),
+    "orphaned": (
+        "interrupted",
+        "The call cannot be taken up any more. Whether its effect happened is unknown: look "
+        "before you repeat it.",
+    ),
+}
+"""By the status that the settlement has given a call: the code and text of its result."""
+
 
 def estimated_usage(
     models: Models | None, name: str, *, sent_characters: int, received_characters: int
@@ -152,6 +167,16 @@ def append_result(
             )
         ],
     )
+
+
+def close_round(tx: TreeTransaction, conversation_id: int, assistant: int) -> None:
+    """Give every call of a round whose task ended without a result its error result."""
+    for slot in read_doc(tx, LiveDocument, conversation_id)["calls"]:
+        ended = _ENDED_WITHOUT_RESULT.get(slot["status"])
+        if ended is not None:
+            code, text = ended
+            call = (assistant, slot["index"])
+            append_result(tx, conversation_id, call, slot["name"], code=code, text=text)
 
 
 def no_such_tool(name: str, offered: Collection[str]) -> str:

@@ -24,6 +24,7 @@ from pidurable.agent._ask import NO_MODELS, next_try, no_model, stream_answer
 from pidurable.agent._attempts import (
     append_attempt,
     append_result,
+    close_round,
     estimated_usage,
     keep_partial,
     no_such_tool,
@@ -334,6 +335,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     def _next_turn(self, tx: Tx, ctx: GenerationContext, assistant: int) -> None:
         conversation = ctx.conversation_id
         run = _run_of(ctx)
+        close_round(tx, conversation, assistant)
         place_steers(tx, conversation, run)
         turn = ctx.input.turn + 1
         following = tx.create_task(

@@ -3,7 +3,7 @@
 `faulted` and `orphaned` are outcomes that no code of the task decides, and a task that was aborted
 before it ever ran has no handler either. In that same commit the run is settled: the partial answer
 kept, the inputs unanswered with the reason, `pi.live` cleared. A tool's slot is closed without an
-entry; the context then gets the synthetic error result.
+entry; the end of its round writes the error result.
 """
 
 from __future__ import annotations

@@ -94,10 +94,18 @@ async def test_a_closed_buffer_writes_nothing_more() -> None:
         progress = Progress(harness.runtime)
         partial = PartialAnswer(progress, root.id, root.live()["generation"])
         partial.add("text", "too late")
-        async with trio.open_nursery() as nursery, harness.commit():
-            nursery.start_soon(progress.flush)
-            await wait_all_tasks_blocked()
-            partial.close()
+        held = trio.Event()
+
+        async def flush() -> None:
+            await held.wait()
+            await progress.flush()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flush)
+            async with harness.commit():
+                held.set()
+                await wait_all_tasks_blocked()
+                partial.close()
         shown = root.live()["partial"]
         await root.abort()
         await submission.wait()

@@ -620,6 +620,48 @@ async def test_calls_that_never_started_get_their_result(autojump_clock: MockClo
     assert world.ledger == [world.ledger[0]]
 
 
+async def test_a_call_that_the_scheduler_ends_has_its_result(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborted before it started, or faulted: the round gives it a result, and the run goes on."""
+
+    def broken(*_: Any) -> Any:
+        raise LookupError("a bug of ours")
+
+    world = World(calls("slow", "safe", "once"), Step(text="all accounted for"))
+    world.settings = attrs.evolve(world.settings, limits={"pi.tool": 1})
+    monkeypatch.setattr("pidurable.agent._tool_call._validated", _unless_once(broken))
+
+    # C001
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go", request_id="r1")
+        await world.reached.wait()
+        slow, safe, _ = (call["task"] for call in root.live()["calls"])
+        await harness.abort_task(safe)
+        await trio.sleep(1)
+        statuses = [call["status"] for call in root.live()["calls"]]
+        await harness.abort_task(slow)
+        outcome = await submission.wait()
+        await verify(world, harness)
+        found = {each.name: each.code for each in await results(harness)}
+
+    assert statuses == ["running", "aborted", "running"]
+    assert outcome.text == "all accounted for"
+    assert found == {"slow": "aborted", "safe": "aborted", "once": "interrupted"}
+    assert not any(line.startswith(("safe", "once")) for line in world.ledger)
+
+
+def _unless_once(broken: Any) -> Any:
+    """The validation of arguments, broken for one tool."""
+    from pidurable.agent._tool_call import _validated
+
+    def validated(made: Any, arguments: Any) -> Any:
+        return broken() if made.name == "once" else _validated(made, arguments)
+
+    return validated
+
+
 async def test_an_abort_ends_a_tree_of_sub_agents(autojump_clock: MockClock) -> None:
     """Three levels with two children each: all of it ends aborted, and nothing begins after it."""
     two = calls("subagent", "subagent", task="level two")
