@@ -845,6 +845,28 @@ async def test_a_tool_composes_tasks_memos_and_commits(autojump_clock: MockClock
     assert kills > 20
 
 
+async def test_a_store_that_refuses_is_not_the_tool_s_fault(autojump_clock: MockClock) -> None:
+    """A refusal that a tool meets in its own commit leaves the call where it is, to go on later."""
+    world = World(calls("odd"), "ok", settings=Settings(storage_retry_seconds=0.0))
+
+    async def body(call: ToolCall) -> str:
+        world.ledger.append("ran")
+        if len(world.ledger) == 1:
+            world.storage.add(Fault.refuse(times=3))
+        return str(await call.memo("stamp", len(world.ledger)))
+
+    world.install(odd_tool(body, replay="safe"))
+    # C005, C050
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+        (result,) = await results(harness)
+
+    assert outcome.text == "ok"
+    assert (result.code, text_of(result)) == (None, "2")
+    assert world.ledger == ["ran", "ran"]
+
+
 async def test_a_poisoned_session_is_not_the_tool_s_fault(autojump_clock: MockClock) -> None:
     """A store that dies under a running call leaves it where it is, for the next holder."""
     world = World(calls("safe"), "ok")
