@@ -53,7 +53,14 @@ from pidurable.records._forms import (
     type_name,
     union_form,
 )
-from pidurable.records._json import VALUE_BYTES_MAX, check_json, dumps, is_plain, join_path
+from pidurable.records._json import (
+    VALUE_BYTES_MAX,
+    TooLargeError,
+    check_json,
+    dumps,
+    is_plain,
+    join_path,
+)
 from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
 from pidurable.records._plain import (
@@ -199,6 +206,8 @@ class Codec:
         """Find the smallest part that fails by itself, and say what is wrong with it there."""
         depth = 0
         while depth <= VALUE_DEPTH_MAX:
+            if isinstance(error, TooLargeError) and type_ in (Any, object):
+                break  # looking for a part that is too large by itself would take long
             # A value inside an Any may be of a class that has no form; it has no parts either.
             parts = no_parts if isinstance(error, Unsupported) else self.form(type_).parts
             for key, part, part_type in parts(value, decoding):
@@ -294,6 +303,8 @@ class Codec:
 
     def _any_form(self) -> Form:
         def convert(value: Any) -> JsonValue:
+            if type(value) is object:  # as a type it means anything: this very form
+                raise Refused(_why_not(object), value)
             try:
                 form = self.form(type(value))
             except Unsupported as error:
@@ -313,7 +324,7 @@ class Codec:
                 return [(key, each, Any) for key, each in value.items() if isinstance(key, str)]
             if isinstance(value, list | tuple):
                 return [(index, each, Any) for index, each in enumerate(value)]
-            if decoding or is_plain_type(type(value)):
+            if decoding or type(value) is object or is_plain_type(type(value)):
                 return ()
             return [(None, value, type(value))]
 

@@ -22,7 +22,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -34,6 +34,7 @@ from pidurable.records._messages import JsonValue
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**64 - 1
 VALUE_BYTES_MAX = 16 * MIB
+_ANY_SIZE = 1 << 62
 
 _STACK_PROBLEM = "the call stack is too deep already for a nested value; pass it from further up"
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -67,14 +68,14 @@ def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
-            check_json(value, path)  # names the place of the surrogate
+            check_json(value, path, size_max=bytes_max)  # names the place of the surrogate
             raise NotJsonError(path, "the text has a lone surrogate") from error
     if size > bytes_max:
         raise NotJsonError(path, f"at most {bytes_max} bytes are allowed", f"{size} bytes")
     # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
     # the same characters; the walk then finds nothing.
     if "\\u0000" in text:
-        check_json(value, path)
+        check_json(value, path, size_max=bytes_max)
     return text
 
 
@@ -90,7 +91,7 @@ def check_json(
     value: object,
     path: str = "$",
     *,
-    size_max: int | None = None,
+    size_max: int = VALUE_BYTES_MAX,
     convert: Callable[[Any], JsonValue] | None = None,
 ) -> JsonValue:
     """Check that a value is strict JSON and return a deep, plain copy of it.
@@ -109,6 +110,8 @@ def check_json(
         NotJsonError: The value has no strict JSON form. Its `path` says where.
     """
     try:
+        if _expanded_size(value, 0, {}) > size_max:
+            raise _too_large(path, size_max)
         return _Copier(root=path, size_max=size_max, convert=convert).copy(value)
     except RecursionError:
         raise NotJsonError(path, _STACK_PROBLEM) from None
@@ -139,7 +142,7 @@ def loads(text: str | bytes, *, path: str = "$") -> JsonValue:
         raise NotJsonError(path, problem, show(near)) from error
     # A NUL or a surrogate comes in by an escape, or a surrogate as itself in a str.
     if not is_plain(value) or "\\u" in text or not _is_unicode(text):
-        check_json(value, path)
+        check_json(value, path, size_max=_ANY_SIZE)
     return value
 
 
@@ -161,17 +164,57 @@ def join_path(path: str, key: str | int) -> str:
 # --- the quick way ----------------------------------------------------------------------------
 
 
-def is_plain(value: object, size_max: int = 1 << 62) -> bool:
+def is_plain(value: object, size_max: int = _ANY_SIZE) -> bool:
     """Tell whether a value surely needs no second look, its strings apart.
 
     One answer for many questions: exact types only, string keys, integers in range, depth, and
-    as each value takes a byte at least, fewer values than bytes allowed. Without the last, a
-    list that holds another twice, and so on for 100 levels, would be walked until the end of time.
+    as each value and character takes a byte at least, no more of them than bytes are allowed.
+    Without the last, a list that holds another twice, and so on for 100 levels, would be walked
+    until the end of time.
     """
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
-        return _is_plain_below(value, VALUE_DEPTH_MAX - 1, [size_max])
-    return _is_plain_below((value,), VALUE_DEPTH_MAX, [size_max])
+        depth = VALUE_DEPTH_MAX - 1
+    else:
+        value, depth = (value,), VALUE_DEPTH_MAX
+    if _is_plain_below(value, depth, [min(size_max, _FIRST_LOOK_SIZE)]):
+        return True
+    if size_max <= _FIRST_LOOK_SIZE or _expanded_size(value, 0, {}) > size_max:
+        return False
+    return _is_plain_below(value, depth, [size_max])
+
+
+_FIRST_LOOK_SIZE = 1 << 18
+"""What is larger is measured before it is walked: that costs only what it takes in memory."""
+
+
+_LEAVES = frozenset([int, float, bool, type(None)])
+
+
+def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
+    """Count the values and characters of what would be written, shared containers every time.
+
+    Each container is looked at once, however often it occurs. What is too deep, or contains
+    itself, counts too little here, and is refused by the walk.
+    """
+    if isinstance(value, str):
+        return len(value)
+    if depth > VALUE_DEPTH_MAX or not isinstance(value, dict | list | tuple):
+        return 0
+    found = known.get(id(value))
+    if found is not None:
+        return found
+    known[id(value)] = 0
+    size = len(value)
+    items: Iterable[Any] = value
+    if isinstance(value, dict):
+        size += sum(len(key) for key in value if isinstance(key, str))
+        items = value.values()
+    for item in items:
+        if type(item) not in _LEAVES:
+            size += _expanded_size(item, depth + 1, known)
+    known[id(value)] = size
+    return size
 
 
 def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
@@ -179,14 +222,19 @@ def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
     if left < 0:
         return False
     budget[0] = left
+    texts = 0
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
                 return False
+            texts += len(key)
         value = value.values()
     for item in value:
         kind = type(item)
-        if kind is str or item is None or kind is bool:
+        if kind is str:
+            texts += len(item)
+            continue
+        if item is None or kind is bool:
             continue
         if kind is int:
             if not -0x8000000000000000 <= item <= 0xFFFFFFFFFFFFFFFF:
@@ -196,7 +244,17 @@ def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
                 return False
         elif kind is not float or not -1.7976931348623157e308 <= item <= 1.7976931348623157e308:
             return False
-    return True
+    budget[0] -= texts
+    return budget[0] >= 0
+
+
+@attrs.define(eq=False)
+class TooLargeError(NotJsonError):
+    """The whole is too large, wherever one looks in it."""
+
+
+def _too_large(path: str, size_max: int) -> NotJsonError:
+    return TooLargeError(path, f"at most {size_max} bytes are allowed", "a larger value")
 
 
 def _is_unicode(text: str) -> bool:
@@ -225,7 +283,7 @@ class _Copier:
     """One slow walk. `keys` is the way from the root to the value at hand; it makes the path."""
 
     root: str
-    size_max: int | None
+    size_max: int
     convert: Callable[[Any], JsonValue] | None = None
     """Turns a value of a foreign type into JSON, which is then copied in its place."""
     keys: list[str | int] = attrs.Factory(list)
@@ -303,10 +361,8 @@ class _Copier:
 
     def _count(self, size: int) -> None:
         self.size += size
-        if self.size_max is not None and self.size > self.size_max:
-            raise NotJsonError(
-                self.root, f"at most {self.size_max} bytes are allowed", "a larger value"
-            )
+        if self.size > self.size_max:
+            raise _too_large(self.root, self.size_max)
 
     def _refusal(self, problem: str, value: str = "") -> NotJsonError:
         path = self.root

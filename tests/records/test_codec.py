@@ -579,3 +579,21 @@ def test_an_extension_brings_its_own_types() -> None:
 def test_tags_are_class_names_in_snake_case(name: str, expected: str) -> None:
     """The tag of a class is its name with underscores between words."""
     assert expected == snake_case(name)
+
+
+@pytest.mark.parametrize("value", [object(), {"a": [object()]}])
+def test_a_bare_object_in_an_any_is_refused(value: Any) -> None:
+    """`object` as a type means anything, but a bare object has no form: refused, in finite time."""
+    for path in ("$", "$.deep"):
+        with pytest.raises(NotJsonError, match="values of object cannot be stored"):
+            Codec().encode(value, Any, path=path)
+
+
+def test_an_endless_value_in_an_any_is_refused_at_once() -> None:
+    """What is too large as a whole is not searched for the part that is too large by itself."""
+    value: Any = ["x"]
+    for _ in range(100):
+        value = [value, value]
+
+    with pytest.raises(NotJsonError, match=r"^\$: at most 16777216 bytes are allowed"):
+        Codec().encode(value, Any)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from pidurable.errors import NotJsonError
+from pidurable.errors import NotJsonError, show
 from pidurable.records._ids import TaskId
 from pidurable.records._json import check_json, dumps, join_path, loads, loads_stored
 from pidurable.records._limits import VALUE_DEPTH_MAX
@@ -269,3 +269,24 @@ def test_paths_are_written_as_a_reader_would() -> None:
     assert join_path("$", 'a"b') == '$["a\\"b"]'
     assert join_path("$", 3) == "$[3]"
     assert len(join_path("$", " " * 1000)) < 100
+
+
+@pytest.mark.parametrize("leaf", ["x", "x" * 1_000_000])
+def test_a_small_value_that_is_endless_when_written_is_refused_at_once(leaf: str) -> None:
+    """A list that holds another twice, 100 times over, is measured and not walked or shown."""
+    value: object = [leaf]
+    for _ in range(100):
+        value = [value, value]
+
+    for refuse in (dumps, check_json):
+        with pytest.raises(NotJsonError, match=r"^\$: at most 16777216 bytes are allowed"):
+            refuse(value)
+    assert len(show(value)) <= 200
+
+
+def test_a_large_value_without_sharing_is_still_taken() -> None:
+    """What is above the first look, and fits, is written as before."""
+    value = [["x" * 100, n] for n in range(20_000)]
+
+    assert loads(dumps(value)) == value
+    assert check_json(value) == value
