@@ -68,8 +68,10 @@ def own_members(cls: type) -> dict[str, object]:
 def describe(name: str, value: object) -> list[str]:
     """One line for a name, and one for each public member of a class."""
     if not isinstance(value, type):
-        kind = "def" if callable(value) else "value"
-        return [f"{kind} {name}{signature(value) if callable(value) else ''}"]
+        # A type alias can be called too, and what that looks like depends on the interpreter.
+        if inspect.isfunction(value):
+            return [f"def {name}{signature(value)}"]
+        return [f"value {name}"]
     bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
     lines = [f"class {name}({bases})"]
     if attrs.has(value):
