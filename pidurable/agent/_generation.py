@@ -160,12 +160,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     async def request(self, at: Request, ctx: GenerationContext) -> None:
         services = self._services
         models = services.models
-        if models is None:
-            await self._end_unanswered(ctx, "no_model", NO_MODELS)
-            return
         entries = await ctx.session.context_entries(ctx.conversation_id)
         request = _fixed_request(at, entries)
         await self._keep_leftover(at, ctx, request)
+        if models is None:
+            await self._end_unanswered(ctx, "no_model", NO_MODELS)
+            return
         if not any(entry.id <= at.cutoff for entry in entries) or not request.messages:
             await self._end_unanswered(ctx, "reset", "the context was reset during the run")
             return

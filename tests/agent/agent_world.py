@@ -43,6 +43,17 @@ def calls(*names: str, text: str = "", **arguments: Any) -> Step:
     return Step(text=text, calls=tuple(ScriptedCall(name=n, arguments=arguments) for n in names))
 
 
+def odd_tool(body: Any, **options: Any) -> Tool[..., Any]:
+    """A tool called `odd` whose code is given."""
+
+    @tool(name="odd", **options)
+    async def odd(call: ToolCall) -> Any:
+        """Do something odd."""
+        return await body(call)
+
+    return odd
+
+
 class _Ends:
     """Counts how often each submission ended, in published commits."""
 

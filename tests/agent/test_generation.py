@@ -397,6 +397,27 @@ async def test_without_a_model_the_input_is_unanswered(autojump_clock: MockClock
     assert found.text == "ok"
 
 
+async def test_a_host_without_models_ends_what_was_asked(autojump_clock: MockClock) -> None:
+    """Killed in mid-stream and reopened without models, the run ends instead of waiting."""
+    world = World(Step(text=tuple("abcdef"), delay=1.0))
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await root.submit("go", request_id="r1")
+        await trio.sleep(3.5)
+    async with open_harness(
+        world.base.reopen(), clock=world.clock, blocking=InlineBlocking()
+    ) as harness:
+        outcome = await ask(harness, "go")
+        live = (await harness.root()).live()
+
+    assert (outcome.status, outcome.reason) == ("unanswered", "no_model")
+    assert (live["run"], live["partial"]) == (None, None)
+    (kept,) = await answers(world)
+    assert kept.status == "aborted"
+    assert "abcdef".startswith(kept.text)
+
+
 async def test_a_run_ends_at_its_most_turns(autojump_clock: MockClock) -> None:
     """A model that never stops calling is stopped after `turns_max` turns."""
     world = World(calls("safe"), repeat_last=True)
@@ -418,6 +439,16 @@ async def test_an_answer_without_end_is_cut_off(autojump_clock: MockClock) -> No
 
     assert outcome.reason == "model_error"
     assert "more than 20000 characters" in outcome.detail
+
+
+async def test_an_answer_that_cannot_be_stored_ends_the_run(autojump_clock: MockClock) -> None:
+    """Within the limit of characters, but not of bytes: the model's fault, and not the store's."""
+    world = World(Step(text="\x01" * 10_000), settings=Settings(value_bytes_max=20_000))
+
+    outcome = await settled(world)
+
+    assert outcome.reason == "model_error"
+    assert "cannot be stored" in outcome.detail
 
 
 class Misbehaving:
