@@ -56,7 +56,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/flake8-async --disable ASYNC9,ASYNC114,ASYNC124,ASYNC128 $$(find $(CODE) -name '*.py')
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.test
 	@set -e; for each in benchmarks/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each $(ARGS); done
