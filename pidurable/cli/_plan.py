@@ -1,9 +1,11 @@
 """What a resume will do, before anything runs: read from the store and the installed tools.
 
 For each thing that a dead or closed process left in the middle there is one line with a stable
-word: `rerun` (safe to run again), `interrupt` (the effect may have happened: the model is told so
-and decides), `continue` (nothing is repeated), `resend` (a model request is sent again; the partial
-answer is kept), `blocked` (it waits for somebody).
+word: `rerun` (safe to run again), `reconcile` (the tool is asked what became of it), `interrupt`
+(the effect may have happened: the model is told so and decides), `continue` (nothing is repeated),
+`resend` (a model request is sent again; the partial answer is kept), `blocked` (it waits for
+somebody), `abort` (an abort goes on), `held` (an input that nothing would place: the run before it
+had no answer).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pidurable.registry import Registry
 
 __all__ = ["Plan", "PlanItem", "make_plan"]
 
-Verdict = Literal["rerun", "interrupt", "continue", "resend", "blocked", "abort"]
+Verdict = Literal["rerun", "reconcile", "interrupt", "continue", "resend", "blocked", "abort"]
 _STRICTNESS = {"safe": 0, "reconcile": 1, "interrupt": 2, "park": 3}
 
 
@@ -47,6 +49,8 @@ class Plan:
     """Inputs that are not answered yet."""
     queued: int
     """Of those, how many were not placed yet."""
+    held: tuple[int, ...]
+    """Of those that are queued, the ones that only another prompt will place."""
 
     @property
     def is_empty(self) -> bool:
@@ -60,6 +64,11 @@ class Plan:
             words = "input is" if len(self.submissions) == 1 else "inputs are"
             queued = f", {self.queued} of them queued" if self.queued else ""
             found.append(f"  {len(self.submissions)} {words} not answered yet{queued}")
+        found += [
+            f"  held      input {id}: the run before it had no answer; the next prompt takes it "
+            "along (`pidurable run --continue PROMPT`)"
+            for id in self.held
+        ]
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +76,7 @@ class Plan:
         return {
             "items": [attrs.asdict(item) for item in self.items],
             "submissions": list(self.submissions),
+            "held": list(self.held),
         }
 
 
@@ -82,12 +92,17 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
         if item is not None:
             items.append(item)
     submissions: list[int] = []
+    held: list[int] = []
     queued = 0
     for conversation_record in await reader.conversations():
+        live = await reader.live(conversation_record.id) or {}
         for submission in await reader.open_submissions(conversation_record.id):
             submissions.append(submission.id)
-            queued += submission.status == "queued"
-    return Plan(items=tuple(items), submissions=tuple(submissions), queued=queued)
+            if submission.status == "queued":
+                queued += 1
+                if live.get("run") is None:
+                    held.append(submission.id)
+    return Plan(items=tuple(items), submissions=tuple(submissions), queued=queued, held=tuple(held))
 
 
 def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanItem | None:
@@ -133,6 +148,8 @@ def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
     policy = max(stored, tool.replay, key=lambda word: _STRICTNESS.get(word, 2))
     if policy == "safe":
         return "rerun", f"{_named(task)} had begun, and is safe to run again"
+    if policy == "reconcile":
+        return "reconcile", f"{_named(task)} had begun, and its tool is asked what became of it"
     return (
         "interrupt",
         f"{_named(task)} had begun and may have happened: not repeated, the model is told",

@@ -240,17 +240,45 @@ async def _finish(
         timeout = float("inf") if options.timeout is None else options.timeout
         with trio.move_on_after(timeout) as scope:
             for submission in await hand_in():
-                end.settled.append(await submission.wait())
+                end.settled.append(await _settled_or_held(harness, submission))
             if resumed:
                 await harness.wait_for_idle()
         if not scope.cancelled_caught:
-            here = [each.id for each in end.settled if each.id in watched.story.settled]
-            await watched.caught_up(here or [each.id for each in end.settled[:1]])
+            ended = [each.id for each in end.settled if each.status != "queued"]
+            here = [id for id in ended if id in watched.story.settled]
+            await watched.caught_up(here or ended[:1])
             return None
     assert options.timeout is not None
     host.err(str(WaitTimeoutError("the answer", options.timeout)), "yellow")
     host.err(f"  next: `{clean_line(options.resume_command)}` goes on")
     return Exit.TIMED_OUT
+
+
+async def _settled_or_held(harness: Harness, submission: Submission) -> Settled:
+    """Wait until a submission has ended, or is held: queued, and nothing is left to place it.
+
+    After a run without an answer, what is queued behind it stays so until somebody hands in more.
+    """
+    record = await submission.status()
+    conversation = harness.conversation(record.conversation_id)
+    if record.status == "queued":
+        async with conversation.events() as batches:
+            async for _ in batches:
+                record = await submission.status()
+                if record.status != "queued":
+                    break
+                if conversation.live()["run"] is None:
+                    return Settled(
+                        id=record.id,
+                        status="queued",
+                        reason=None,
+                        detail=None,
+                        entry=None,
+                        answer=None,
+                        run=None,
+                        answer_text="",
+                    )
+    return await submission.wait()
 
 
 async def _leave_in_order(host: Host, harness: Harness, interrupts: Interrupts) -> Exit:
@@ -322,7 +350,12 @@ async def _report(
             if each.status == "done":
                 host.out(clean(each.text))
     for each in settled:
-        if each.status != "done":
+        if each.status == "queued":
+            host.err(
+                f"submission {each.id} stays queued: the run before it had no answer", "yellow"
+            )
+            host.err("  next: `pidurable run --continue PROMPT` takes it along")
+        elif each.status != "done":
             host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
             host.err("  next: `pidurable conversation log` shows how far it came")
     if not settled:
@@ -333,6 +366,8 @@ async def _report(
 def _code(settled: Settled) -> Exit:
     if settled.status == "done":
         return Exit.DONE
+    if settled.status == "queued":
+        return Exit.PARKED
     return Exit.OUT_OF_BUDGET if settled.reason == "turn_limit" else Exit.FAILED
 
 

@@ -31,7 +31,6 @@ from pidurable.cli._render import (
 from pidurable.errors import show
 from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
-from pidurable.records._ids import TaskId
 from pidurable.records._tasks import Outcome, Status, TaskRecord
 
 __all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
@@ -304,8 +303,9 @@ async def abort_tasks(
             await harness.abort_task(task.id, reason=reason)
         outcomes: dict[int, Outcome[Any]] = {}
         for task in live:
-            outcomes[task.id] = await harness.wait_for_task(
-                TaskId(task.id), timeout=options.timeout
+            # Not `harness.wait_for_task`, which starts the harness: nobody asked for other work.
+            outcomes[task.id] = await harness.runtime.waits.for_task(
+                task.id, waiter=None, timeout=options.timeout
             )
     if options.output == "json":
         host.out_json([{"task": id, "status": found.status} for id, found in outcomes.items()])

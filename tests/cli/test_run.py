@@ -256,6 +256,66 @@ extension = Extension("shop", tools=[pay], tasks=[Payment()])
 '''
 
 
+# C029
+def test_what_is_queued_behind_a_failed_run_is_named_and_not_waited_for(
+    command, tmp_path: Path
+) -> None:
+    """Resume ends with 6 over an input that nothing would place, and says what takes it along."""
+    (tmp_path / "m.yaml").write_text(
+        "- {when: {user: first}, error: other}\n"
+        "- {when: {user: second}, error: other}\n"
+        "- {when: {user: third}, text: all answered}\n"
+    )
+    command("run", "first", "--script", "m.yaml", failpoints=DieAt("CP5"))
+
+    behind = command("run", "second", "--continue", "--timeout", "20")
+    plan = command("resume", "--plan")
+    stuck = command("resume", "--timeout", "20", "-o", "json")
+    taken = command("run", "third", "--continue")
+
+    assert behind.code == 6
+    assert "stays queued" in behind.err
+    assert "pidurable run --continue PROMPT" in behind.err
+    assert re.search(r"held +input \d+: the run before it had no answer", plan.out)
+    assert stuck.code == 6
+    assert [each["status"] for each in json.loads(stuck.out)["submissions"]] == ["queued"]
+    assert (taken.code, taken.out) == (0, "all answered\n")
+    assert command("resume").code == 0
+
+
+def test_the_plan_says_that_a_tool_is_asked_what_became_of_its_call(
+    command, tmp_path: Path
+) -> None:
+    """A call with `replay="reconcile"` is planned as that, and goes that way."""
+    (tmp_path / "post.py").write_text(POST)
+    (tmp_path / "m.yaml").write_text(
+        "- calls: [{name: post, arguments: {}}]\n- {expect: {results: [it arrived]}, text: ok}\n"
+    )
+    extension = ("-e", str(tmp_path / "post.py"))
+    command("run", "x", "--script", "m.yaml", *extension, failpoints=DieAt("CP3"))
+
+    plan = command("resume", "--plan", *extension)
+    done = command("resume", *extension)
+
+    assert "reconcile task 9: post {} had begun" in plan.out
+    assert (done.code, done.out) == (0, "ok\n")
+
+
+POST = '''
+from pidurable import Extension, ToolCall, ToolResult, tool
+
+async def ask(arguments, call: ToolCall):
+    return ToolResult("it arrived")
+
+@tool(replay="reconcile", reconcile=ask)
+async def post(call: ToolCall) -> str:
+    """Post."""
+    return "posted"
+
+extension = Extension("post", tools=[post])
+'''
+
+
 # --- aborting ---------------------------------------------------------------------------------
 
 
@@ -273,6 +333,64 @@ def test_abort_ends_a_task_and_says_so(command, script) -> None:
     outcomes = {task["id"]: task["outcome"]["status"] for task in json.loads(both.out)}
     assert set(outcomes.values()) == {"aborted"}
     assert command("resume").code == 0
+
+
+# C006
+def test_abort_starts_no_other_work(command, tmp_path: Path) -> None:
+    """While one task is aborted, what else a dead process left stands still."""
+    (tmp_path / "two.py").write_text(TWO)
+    (tmp_path / "m.yaml").write_text("- calls: [{name: spawn, arguments: {}}]\n")
+    extension = ("-e", str(tmp_path / "two.py"))
+    command("run", "x", "--script", "m.yaml", *extension, "--timeout", "1")
+    effects = tmp_path / "effects"
+    before = effects.read_text()
+    ids = command("task", "list", "--kind", "two.slow", "--live", "-o", "ids").out.split()
+
+    found = command("task", "abort", ids[0], "--yes", *extension)
+
+    assert sorted(before.split()) == ["did-1", "did-2"]
+    assert (found.code, found.out) == (0, f"task {ids[0]} aborted\n")
+    (undone,) = effects.read_text().removeprefix(before).split()
+    assert undone.startswith("undid-")
+    left = command("task", "list", "--kind", "two.slow", "--live", "-o", "ids").out.split()
+    assert left == ids[1:]
+
+
+TWO = '''
+import attrs
+from pidurable import Extension, Task, ToolCall, phase, tool
+
+@attrs.frozen
+class Go:
+    """It may have been done."""
+
+def note(text: str) -> None:
+    with open("effects", "a") as file:
+        file.write(text + " ")
+
+class Slow(Task[int, Go, str]):
+    name = "two.slow"
+    version = 1
+    def initial(self, input: int) -> Go:
+        return Go()
+    @phase
+    async def go(self, at: Go, ctx) -> None:
+        note(f"did-{ctx.input}")
+        await ctx.sleep(3600)
+    async def abort(self, at: Go, ctx) -> None:
+        note(f"undid-{ctx.input}")
+        await ctx.end_aborted("undone")
+
+@tool
+async def spawn(call: ToolCall) -> str:
+    """Create two tasks and wait."""
+    for number in (1, 2):
+        await call.create_task(Slow, number, key=str(number))
+    await call.sleep(3600)
+    return ""
+
+extension = Extension("two", tools=[spawn], tasks=[Slow()])
+'''
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 1), ("", 1)])
