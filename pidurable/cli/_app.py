@@ -23,6 +23,7 @@ from pidurable.records._codes import (
     ABORTS,
     BLOCKED,
     NOT_MOVING,
+    RESUME,
     TOOL_ERRORS,
     UNANSWERED,
 )
@@ -220,6 +221,7 @@ _TABLES = {
     "of an unanswered submission": UNANSWERED,
     "of a tool call": TOOL_ERRORS,
     "of an abort": ABORTS,
+    "of a resume": RESUME,
 }
 
 
@@ -231,7 +233,7 @@ def _explanations(code: str) -> list[str]:
     known = sorted({name for table in _TABLES.values() for name in table})
     near = difflib.get_close_matches(code, known, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Codes are: {', '.join(known)}."
-    raise NotFoundError("reason code", repr(code[:100]), hint)
+    raise NotFoundError("reason code", code[:100], hint)
 
 
 def _add_task_list(app: App, host: Host) -> None:

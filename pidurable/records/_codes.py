@@ -60,10 +60,22 @@ ABORTS = {
     "restart": "The process restarted and the task was created with on_restart='abort'.",
 }
 
+RESUME = {
+    "continue": "Nothing is repeated: the task goes on from its last checkpoint.",
+    "resend": "The model request is sent again, exactly as it was; what was cut is kept.",
+    "rerun": "The call had begun and is safe to run again, with the same arguments.",
+    "reconcile": "The call had begun; its tool is asked what became of it.",
+    "interrupt": "The effect may have happened: it is not repeated, and the model is told so.",
+    "park": "The effect may have happened: a person decides.",
+    "blocked": "The task waits for somebody.",
+    "abort": "The task is being aborted, which goes on.",
+    "held": "The run before this input had no answer; the next prompt takes it along.",
+}
+
 
 def explain_code(code: str) -> str | None:
     """Return the explanation of a reason code, or None for an unknown one."""
-    for table in (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, ABORTS):
+    for table in (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, ABORTS, RESUME):
         if code in table:
             return table[code]
     return None

@@ -9,7 +9,7 @@ import pytest
 from sources import sources
 
 from pidurable.records import _codes
-from pidurable.records._codes import ABORTS, BLOCKED, NOT_MOVING, TOOL_ERRORS, UNANSWERED
+from pidurable.records._codes import ABORTS, BLOCKED, NOT_MOVING, RESUME, TOOL_ERRORS, UNANSWERED
 
 TABLES = {
     "BLOCKED": BLOCKED,
@@ -17,6 +17,7 @@ TABLES = {
     "UNANSWERED": UNANSWERED,
     "TOOL_ERRORS": TOOL_ERRORS,
     "ABORTS": ABORTS,
+    "RESUME": RESUME,
 }
 
 # Codes that are explained and not given yet: what gives them is not there yet.
