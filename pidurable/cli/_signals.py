@@ -62,7 +62,8 @@ class Interrupts:
 
 @contextlib.contextmanager
 def catch_interrupts(resume_command: str) -> Iterator[Interrupts]:
-    """Catch SIGINT, SIGTERM and SIGHUP for a block of trio code.
+    """Catch SIGINT, SIGTERM and SIGHUP for a block of trio code, and to the end of the process
+    once one came.
 
     Outside of the main thread Python delivers no signals, and nothing is caught.
 
@@ -86,5 +87,7 @@ def catch_interrupts(resume_command: str) -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        # After the first signal this process only leaves, and another one still means "at once".
+        if interrupts.first is None:
+            for number, old in before.items():
+                signal.signal(number, old)

@@ -172,8 +172,9 @@ class Story:
             task = event.entry.by_task if call is None else call.task
             who = "call" if task is None else f"task {task}"
             lines.append(f"{who}: {clean_line(message.name, chars_max=64)} {how}{took}")
-            text = "".join(b.text for b in message.blocks if isinstance(b, TextBlock))
-            lines += _quoted(text)
+            # A block is a paragraph of its own, as `conversation log` shows it too.
+            texts = (b.text.removesuffix("\n") for b in message.blocks if isinstance(b, TextBlock))
+            lines += _quoted("\n".join(texts))
         return lines
 
     def _run_end(self, event: RunEnd) -> list[str]:

@@ -170,7 +170,10 @@ def _load_name(name: str) -> tuple[Extension, ...]:
 
 
 def _extensions_of(module: ModuleType, name: str) -> tuple[Extension, ...]:
-    one, several = getattr(module, "extension", None), getattr(module, "extensions", None)
+    one, several = (getattr(module, each, None) for each in ("extension", "extensions"))
+    if isinstance(several, ModuleType):
+        # It came by an import: `from pidurable import *` brings one of that name.
+        several = None
     if (one is None) == (several is None):
         raise ExtensionError(
             name,

@@ -227,6 +227,32 @@ def test_a_clean_up_that_takes_for_ever_is_left_by_the_second_signal(
     assert (resumed.code, resumed.out) == (0, "all done\n")
 
 
+def test_a_second_signal_on_the_way_out_leaves_with_130_too(tmp_path: Path) -> None:
+    """After the first signal no later one finds Python's own handler, and no traceback shows."""
+    (tmp_path / "late.py").write_text(
+        "import os, signal, trio\n"
+        "from pidurable.cli._signals import catch_interrupts\n"
+        "async def main():\n"
+        "    with catch_interrupts('pidurable resume') as interrupts:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        await interrupts.wait()\n"
+        "trio.run(main)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "late.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": _root()},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+    assert (found.returncode, "Traceback" in found.stderr) == (130, False)
+    assert "left at once" in found.stderr
+
+
 DEAF = '''
 import time
 import trio

@@ -261,3 +261,18 @@ def test_an_exit_out_of_a_file_is_not_swallowed(loader: ExtensionLoader, tmp_pat
         loader.load(file)
 
     assert loaded_modules() == before
+
+
+def test_an_imported_module_is_no_list_of_extensions(
+    loader: ExtensionLoader, tmp_path: Path
+) -> None:
+    """A star import of the package brings a module `extensions`, which defines nothing."""
+    file = tmp_path / "star.py"
+    file.write_text(
+        "import pidurable.extensions\nfrom pidurable import *\nfrom pidurable import extensions\n"
+        "extension = Extension('star')\n"
+    )
+
+    loader.load(file)
+
+    assert loader.registry.snapshot.extensions == ("star",)

@@ -1,0 +1,27 @@
+"""The lines of a run, from the events of its commits."""
+
+from __future__ import annotations
+
+from pidurable.cli._story import Story
+from pidurable.harness._events import ToolExecutionEnd
+from pidurable.records._entries import Entry
+from pidurable.records._messages import TextBlock, ToolResultMessage
+
+
+def test_each_block_of_a_result_begins_a_line() -> None:
+    """A remark of a tool is not glued to the end of its output."""
+    blocks = (TextBlock(text="no newline at its end"), TextBlock(text="warning: odd"))
+    message = ToolResultMessage(call=(1, 0), name="look", blocks=blocks, is_error=False, at_us=0)
+    entry = Entry(
+        id=2,
+        conversation_id=1,
+        seq=2,
+        kind="pi.tool_result",
+        messages=(message,),
+        by_task=9,
+        at_us=0,
+    )
+
+    lines = Story(clock=lambda: 0.0).tell([ToolExecutionEnd((1, 0), entry)])
+
+    assert lines[1:] == ["    no newline at its end", "    warning: odd"]
