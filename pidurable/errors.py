@@ -173,7 +173,9 @@ class NotJsonError(PidurableError, ValueError):
 
     def __str__(self) -> str:
         seen = f", got {self.value}" if self.value else ""
-        return f"{self.path}: {self.problem}{seen}"
+        # A path holds keys of the value; shown, it must neither be endless nor break a terminal.
+        path = self.path if len(self.path) <= 1_000 else f"{self.path[:1_000]}..."
+        return f"{path.encode(errors='backslashreplace').decode()}: {self.problem}{seen}"
 
 
 @attrs.define(eq=False)

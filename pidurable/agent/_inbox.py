@@ -24,6 +24,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.records import _codec, _json
+from pidurable.records._checks import check_name
 from pidurable.records._messages import Block, ImageBlock, TextBlock, UserMessage
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.session._transaction import text_digest
@@ -45,13 +46,13 @@ class GenerationInput:
 
 Content = str | Sequence[Block]
 
-REQUEST_ID_CHARACTERS_MAX = 512
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def blocks_of(content: Content) -> tuple[Block, ...]:
     """The blocks of user input; refuses what a model could not be sent."""
+    if not isinstance(content, str | Sequence):
+        raise InvalidArgumentError("content", "expected text or a list of blocks", show(content))
     blocks: tuple[Block, ...] = (
         (TextBlock(text=content),) if isinstance(content, str) else tuple(content)
     )
@@ -99,11 +100,7 @@ def submit(
             "when_busy", "expected 'follow_up', 'steer' or 'reject'", show(when_busy)
         )
     if request_id is not None:
-        if not isinstance(request_id, str) or not 0 < len(request_id) <= REQUEST_ID_CHARACTERS_MAX:
-            most = REQUEST_ID_CHARACTERS_MAX
-            problem = f"expected a str of 1 to {most} characters"
-            raise InvalidArgumentError("request_id", problem, show(request_id))
-        _json.check_json(request_id, "$.request_id")
+        request_id = check_name(request_id, "request_id")
     tx.conversation(conversation_id)
     encoded = encode_blocks(blocks_of(content))
     digest = text_digest(

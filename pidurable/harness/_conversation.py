@@ -25,6 +25,7 @@ from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._events import Event, EventStream, Snapshot
 from pidurable.harness._submission import Submission
 from pidurable.records import _json
+from pidurable.records._checks import check_reason
 from pidurable.records._entries import Conversation as ConversationRecord, Entry
 from pidurable.records._ids import TaskId
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
@@ -35,8 +36,6 @@ from pidurable.tasks._tree import Node
 
 if TYPE_CHECKING:
     from pidurable.harness._open import Harness
-
-REASON_CHARACTERS_MAX = 1000
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -229,7 +228,7 @@ class Conversation:
             The withdrawn submissions, with their content, so that nothing typed is lost.
         """
         runtime = self._harness.runtime
-        check_reason(reason)
+        reason = check_reason(reason)
 
         def body(tx: TreeTransaction) -> list[SubmissionRecord]:
             tx.conversation(self.id)
@@ -247,14 +246,6 @@ class Conversation:
         """Wait until no ordinary task is live below this conversation."""
         self._harness.start()
         await self._harness.runtime.wait_for_idle(self.id)
-
-
-def check_reason(reason: str) -> None:
-    """Refuse a reason for an abort that could not be stored, or that nobody would read."""
-    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
-        problem = f"expected a str of 1 to {REASON_CHARACTERS_MAX} characters"
-        raise InvalidArgumentError("reason", problem, show(reason))
-    _json.check_json(reason, "$.reason")
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

@@ -24,9 +24,10 @@ from pidurable.errors import (
     UnknownTaskError,
     show,
 )
-from pidurable.harness._conversation import Conversation, change_agent, check_reason
+from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._events import EventStream, events_of
 from pidurable.harness._records import task_record
+from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec, decode_usage, encode_usage
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
@@ -173,7 +174,6 @@ class Harness:
             UnknownTaskError: This session has no such task.
             InvalidArgumentError: The reason is empty, or longer than 1,000 characters.
         """
-        check_reason(reason)
 
         def body(tx: TreeTransaction) -> None:
             tx.abort_task(task_id, reason)
@@ -195,7 +195,7 @@ class Harness:
         Raises:
             UnknownTaskError: This session has no such task.
         """
-        if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 < task_id < 2**63:
+        if not is_id(task_id):
             raise UnknownTaskError(show(task_id))
         row = self.session.storage.task(task_id)
         if row is None:

@@ -21,8 +21,10 @@ from pidurable.errors import (
     InvalidArgumentError,
     MigrationError,
     check,
+    show,
 )
 from pidurable.records import _json, _patch
+from pidurable.records._checks import check_name
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
 from pidurable.session._seams import logger
 from pidurable.storage import DocumentRow, Op, RevisionRow, Storage
@@ -138,10 +140,10 @@ def address(definition: DocumentDefinition, scope_id: int, key: str = "") -> Add
     Raises:
         InvalidArgumentError: A family needs a key, other documents take none.
     """
-    if bool(key) != definition.family:
-        raise InvalidArgumentError(
-            "key", "a family needs a key, other documents take none", repr(key)
-        )
+    if definition.family:
+        key = check_name(key, "key")
+    elif type(key) is not str or key:
+        raise InvalidArgumentError("key", "only a family of documents takes a key", show(key))
     if definition.scope == "session":
         scope_id = 0
     return Address(definition.name, SCOPES[definition.scope], scope_id, key)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from pidurable.errors import InvalidArgumentError, NotFoundError
+from pidurable.errors import InvalidArgumentError, NotFoundError, show
+from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Entry
 from pidurable.session import _transcript
@@ -99,8 +100,11 @@ class Transcripts:
         self, conversation_id: int, *, after: int, before: int | None, limit: int
     ) -> list[Entry]:
         """The newest `limit` entries of the history with after < id < before, oldest first."""
-        if limit < 1:
-            raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+        if type(limit) is not int or not 0 < limit < 2**63:
+            raise InvalidArgumentError("limit", "expected at least 1", show(limit))
+        for name, bound in (("after", after), ("before", before)):
+            if bound is not None and not (bound == 0 or is_id(bound)):
+                raise InvalidArgumentError(name, "expected the id of an entry", show(bound))
         session = self._session
         chain = self.lineage(conversation_id)
         return await session.blocking.run(

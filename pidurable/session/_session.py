@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from pidurable.errors import NotFoundError, PidurableError, SessionPoisonedError
+from pidurable.errors import NotFoundError, PidurableError, SessionPoisonedError, show
+from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import Settings
@@ -133,7 +134,9 @@ class Session:
     # --- what a body sees ----------------------------------------------------------------
 
     def staged_conversation(self, conversation_id: int) -> Conversation:
-        found = self._staged.conversations.get(conversation_id)
+        found = None
+        if is_id(conversation_id):
+            found = self._staged.conversations.get(conversation_id)
         return self.conversation(conversation_id) if found is None else found
 
     def staged_submission(self, submission_id: int) -> SubmissionRecord | None:
@@ -195,10 +198,10 @@ class Session:
         Raises:
             NotFoundError: This session has no such conversation.
         """
+        if not is_id(conversation_id):
+            raise NotFoundError("conversation", show(conversation_id))
         found = self._conversations.get(conversation_id)
         if found is None:
-            if type(conversation_id) is not int or not 0 < conversation_id < 2**63:
-                raise NotFoundError("conversation", repr(conversation_id))
             row = self.storage.conversation(conversation_id)
             if row is None:
                 raise NotFoundError("conversation", conversation_id)
@@ -239,9 +242,9 @@ class Session:
         """
         definition = _documents.definition_of(cls)
         _documents.check_rewindable(definition)
-        row = self.storage.entry(entry_id)
+        row = self.storage.entry(entry_id) if is_id(entry_id) else None
         if row is None or row.seq > self.line.published_seq:
-            raise NotFoundError("entry", entry_id)
+            raise NotFoundError("entry", show(entry_id))
         home = self._transcripts.home_of(conversation_id, row)
         address = _documents.address(definition, home, key)
         state = await self.blocking.run(_documents.load_as_of, self.storage, address, row.seq)
@@ -255,7 +258,7 @@ class Session:
         return self.codec.decode(value, definition.cls, path=f"$<{definition.name}>")
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
-        row = self.storage.submission(submission_id)
+        row = self.storage.submission(submission_id) if is_id(submission_id) else None
         return None if row is None else submission_of(row)
 
     @staticmethod

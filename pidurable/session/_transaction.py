@@ -11,8 +11,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pidurable.errors import OwnedTooDeepError, check
+from pidurable.errors import NotFoundError, OwnedTooDeepError, check, show
 from pidurable.records import _codec, _json
+from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import Message
 from pidurable.records._submissions import SubmissionRecord
@@ -27,6 +28,9 @@ from pidurable.storage import (
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
+
+
+PRINCIPAL_CHARACTERS_MAX = 1000
 
 
 def text_digest(text: str) -> str:
@@ -81,7 +85,7 @@ class Transaction(DocumentWork):
             NotFoundError: This session has no such conversation.
         """
         for made in self.conversations:
-            if made.id == conversation_id:
+            if made.id == conversation_id and is_id(conversation_id):
                 return made
         return self._session.staged_conversation(conversation_id)
 
@@ -134,7 +138,7 @@ class Transaction(DocumentWork):
         self._check_open()
         self.conversation(conversation_id)
         number = self._session.line.draw_id()
-        kind = kind or entry_kind(value)
+        kind = entry_kind(value) if kind is None else check_name(kind, "kind")
         session = self._session
         limit = session.settings.value_bytes_max
         data_text = (
@@ -146,6 +150,8 @@ class Transaction(DocumentWork):
         if messages:
             encoded = _codec.encode_messages(messages)
             messages_text = _json.dumps(encoded, path="$.messages", bytes_max=limit)
+            # Read as it will be: what could be written but not read again is refused here.
+            messages = _codec.decode_messages(_json.loads_stored(messages_text), path="$.messages")
         edits_text = None
         if edits:
             for edit in edits:
@@ -191,6 +197,8 @@ class Transaction(DocumentWork):
         return number
 
     def _check_entry(self, conversation_id: int, entry_id: int) -> None:
+        if not is_id(entry_id):
+            raise NotFoundError("entry", show(entry_id))
         if any(
             entry.id == entry_id and entry.conversation_id == conversation_id
             for entry in self.entries
@@ -203,6 +211,9 @@ class Transaction(DocumentWork):
     ) -> Conversation:
         """Stage a new conversation. Ownership rules are the tasks layer's."""
         self._check_open()
+        if key is not None:
+            key = check_name(key, "key")
+        principal = check_text(principal, "principal", characters_max=PRINCIPAL_CHARACTERS_MAX)
         session = self._session
         depth = 0
         above = owner

@@ -15,6 +15,7 @@ import trio
 
 from pidurable.errors import InvocationEndedError, SessionPoisonedError, StorageRefusedError
 from pidurable.records import _json
+from pidurable.records._checks import check_name
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import JoinPolicy, Outcome
 from pidurable.tasks._definition import Task
@@ -181,6 +182,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         Fixes what is random, timed or read from changing state before an effect depends on it.
         """
         memos = self._phase.memos
+        name = check_name(name, "name")
         if name in memos and not self._phase.sealed:
             return _json.loads_stored(memos[name])  # type: ignore[no-any-return]
         return await self._run(lambda tx: tx.memo(name, candidate))

@@ -7,7 +7,7 @@ outcome or a wait, in this commit or a later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, final
 
@@ -23,6 +23,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.records import _codec, _json
+from pidurable.records._checks import check_name, check_reason, is_id
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import MEMO_BYTES_MAX, MEMOS_MAX
 from pidurable.records._tasks import ErrorInfo, JoinPolicy, OutcomeRecord, OutcomeStatus, Wait
@@ -124,7 +125,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             raise InvalidArgumentError(
                 "policy", "expected all_settled, fail_fast or first_success", show(policy)
             )
-        ids = None if on is None else tuple(dict.fromkeys(int(id) for id in on))
+        ids = None if on is None else tuple(dict.fromkeys(_checked_ids(on)))
         if ids:
             self._check_awaited(ids, policy)
         tag, text = self._runtime.encode_checkpoint(phase.definition, then)
@@ -197,6 +198,8 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
                 "end_aborted", "only an abort handler may end its task as aborted; use fail()"
             )
         node = self.view.task(self._phase.task_id)
+        if reason is not None:
+            reason = check_reason(reason)
         given = reason if reason is not None else (node.abort_reason if node else None)
         self._end("aborted", reason=given, **self._partial(result))
 
@@ -246,6 +249,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             TooManyMemosError: The task has 64 memos.
         """
         self.check_phase()
+        name = check_name(name, "name")
         memos = self._phase.memos
         claim = ("memo", self._phase.task_id, name)
         standing = memos.get(name)
@@ -268,7 +272,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
     def receive(self, *, limit: int = 100) -> list[tuple[str, Any]]:
         """Take the oldest unread signals, as (name, payload): consumed exactly with this commit."""
         self.check_phase()
-        if limit < 1:
+        if type(limit) is not int or not 0 < limit < 2**63:
             raise InvalidArgumentError("limit", "expected at least 1", show(limit))
         taken: list[tuple[str, Any]] = []
         for row in self._session.storage.signals(self._phase.task_id, limit=limit):
@@ -327,3 +331,10 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             key=key,
             principal=own.principal if principal is None else principal,
         )
+
+
+def _checked_ids(ids: Iterable[object]) -> Iterator[int]:
+    for id in ids:
+        if not is_id(id):
+            raise UnknownTaskError(show(id))
+        yield int(id)  # type: ignore[call-overload]

@@ -24,6 +24,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.records import _codec, _json
+from pidurable.records._checks import check_name, check_reason, is_id
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import (
     SIGNAL_BYTES_MAX,
@@ -143,6 +144,7 @@ class TreeTransaction(Transaction):
         if installed is None:
             raise UnknownDefinitionError(info.name, snapshot.nearest_kind(info.name))
         if key is not None:
+            key = check_name(key, "key")
             existing = self._keyed(owner, conversation, key)
             if existing is not None:
                 return TaskId(existing)
@@ -195,8 +197,6 @@ class TreeTransaction(Transaction):
         return TaskId(row.id)
 
     def _keyed(self, owner: int | None, conversation: int, key: str) -> int | None:
-        if not isinstance(key, str) or not 0 < len(key) <= 512:
-            raise InvalidArgumentError("key", "expected 1 to 512 characters", show(key))
         name = ("task", owner, conversation if owner is None else 0, key)
         found = self._keys.get(name) or self.claimed(name)
         if found is not None:
@@ -211,6 +211,7 @@ class TreeTransaction(Transaction):
     def _create_conversation(self, *, owner: int | None, key: str | None, principal: str) -> int:
         self._check_open()
         if key is not None:
+            key = check_name(key, "key")
             name = ("conversation", owner, key)
             found: int | None = self.claimed(name)
             if found is not None:
@@ -233,14 +234,15 @@ class TreeTransaction(Transaction):
             UnknownTaskError: No such task.
         """
         self._check_open()
+        reason = check_reason(reason)
         node = self._live_or_ended(task_id)
         if node is not None:
             self.mark(node.id, reason)
 
     def _live_or_ended(self, task_id: int) -> Node | None:
         """A live task, or None for one that has ended."""
-        if type(task_id) not in (int, TaskId) or not 0 < task_id < 2**63:
-            raise UnknownTaskError(repr(task_id))
+        if not is_id(task_id):
+            raise UnknownTaskError(show(task_id))
         node = self.view.task(task_id)
         if node is None:
             if self._session.storage.task(task_id) is None:
@@ -308,6 +310,9 @@ class TreeTransaction(Transaction):
         if node is None:
             row = self._session.storage.task(task_id)
             raise TaskEndedError(task_id, (row.outcome_status if row else None) or "ended")
+        name = check_name(name, "name")
+        if key is not None:
+            key = check_name(key, "key")
         text = _json.dumps(payload, path=f"$<signal {name}>")
         if len(text.encode()) > SIGNAL_BYTES_MAX:
             raise SignalRefusedError(

@@ -17,9 +17,10 @@ from pidurable.errors import (
     SessionClosedError,
     UnknownTaskError,
     WaitTimeoutError,
+    show,
 )
 from pidurable.records import _codec, _json
-from pidurable.records._ids import TaskId
+from pidurable.records._checks import is_id
 from pidurable.records._tasks import Outcome, OutcomeRecord, Status
 from pidurable.tasks._definition import definition_info
 from pidurable.tasks._tree import Node
@@ -82,6 +83,8 @@ class Waits:
     ) -> Outcome[Any]:
         """Wait for the end of a task; `waiter` is the task whose invocation waits."""
         runtime = self._runtime
+        if not is_id(task_id):
+            raise UnknownTaskError(show(task_id))
         node = runtime.published.task(task_id)
         if node is None or not node.live:
             await trio.lowlevel.checkpoint()
@@ -134,8 +137,8 @@ class Waits:
     def outcome(self, task_id: int) -> Outcome[Any]:
         """Read the outcome of an ended task."""
         runtime = self._runtime
-        if type(task_id) not in (int, TaskId) or not 0 < task_id < 2**63:
-            raise UnknownTaskError(repr(task_id))
+        if not is_id(task_id):
+            raise UnknownTaskError(show(task_id))
         node = runtime.published.task(task_id)
         if isinstance(node, Node) and node.live:
             raise NoResultError(task_id, f"is {node.status.word}")
