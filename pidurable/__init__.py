@@ -4,124 +4,276 @@ A process that runs agents dies; the work does not. Everything that happens is a
 machine whose every step is one atomic commit; tasks own other tasks and conversations and form one
 tree. Start with `open_harness`; errors are in `pidurable.errors`, storage backends in
 `pidurable.storage`, tools for tests in `pidurable.testing`.
+
+Names are loaded when they are first used: a command that only looks, or only explains itself, does
+not pay for the agent. Type checkers read the imports below; a test holds both lists together.
 """
 
-from pidurable.agent._catalogue import (
-    Model as Model,
-    ModelInfo as ModelInfo,
-    Prices as Prices,
-)
-from pidurable.agent._default_models import default_models as default_models
-from pidurable.agent._documents import (
-    AgentDocument as AgentDocument,
-    InboxDocument as InboxDocument,
-    LiveDocument as LiveDocument,
-    UsageDocument as UsageDocument,
-)
-from pidurable.agent._models import (
-    Done as Done,
-    ModelRequest as ModelRequest,
-    Models as Models,
-    Provider as Provider,
-    RequestMessage as RequestMessage,
-    StreamEvent as StreamEvent,
-    TextDelta as TextDelta,
-    ThinkingDelta as ThinkingDelta,
-    ToolCallDelta as ToolCallDelta,
-    ToolCallStart as ToolCallStart,
-)
-from pidurable.agent._provider_ai import AiProvider as AiProvider
-from pidurable.agent._services import AgentChange as AgentChange
-from pidurable.harness._conversation import Conversation as Conversation
-from pidurable.harness._events import (
-    EntryAdded as EntryAdded,
-    Event as Event,
-    MessageEnd as MessageEnd,
-    MessageStart as MessageStart,
-    MessageUpdate as MessageUpdate,
-    RetryEnd as RetryEnd,
-    RetryStart as RetryStart,
-    RunEnd as RunEnd,
-    RunStart as RunStart,
-    Snapshot as Snapshot,
-    SubmissionChanged as SubmissionChanged,
-    ToolExecutionEnd as ToolExecutionEnd,
-    ToolExecutionStart as ToolExecutionStart,
-    ToolExecutionUpdate as ToolExecutionUpdate,
-    TurnStart as TurnStart,
-)
-from pidurable.harness._open import Harness as Harness, open_harness as open_harness
-from pidurable.harness._reader import (
-    HolderView as HolderView,
-    Reader as Reader,
-    TreeRow as TreeRow,
-    open_reader as open_reader,
-)
-from pidurable.harness._submission import Settled as Settled, Submission as Submission
-from pidurable.records._entries import (
-    ConversationRecord as ConversationRecord,
-    Edit as Edit,
-    Entry as Entry,
-    entry as entry,
-)
-from pidurable.records._ids import TaskId as TaskId
-from pidurable.records._limits import Settings as Settings
-from pidurable.records._messages import (
-    AssistantMessage as AssistantMessage,
-    Block as Block,
-    ImageBlock as ImageBlock,
-    Message as Message,
-    SystemMessage as SystemMessage,
-    TextBlock as TextBlock,
-    ThinkingBlock as ThinkingBlock,
-    ToolCallBlock as ToolCallBlock,
-    ToolDeclaration as ToolDeclaration,
-    ToolResultMessage as ToolResultMessage,
-    Usage as Usage,
-    UserMessage as UserMessage,
-)
-from pidurable.records._submissions import SubmissionRecord as SubmissionRecord
-from pidurable.records._tasks import (
-    ErrorInfo as ErrorInfo,
-    Outcome as Outcome,
-    OutcomeRecord as OutcomeRecord,
-    Status as Status,
-    TaskRecord as TaskRecord,
-    Wait as Wait,
-)
-from pidurable.registry import (
-    Env as Env,
-    ExitStatus as ExitStatus,
-    Extension as Extension,
-    ExtensionLoader as ExtensionLoader,
-    FileInfo as FileInfo,
-    LocalEnv as LocalEnv,
-    Registry as Registry,
-    SectionInput as SectionInput,
-    Tool as Tool,
-    ToolCall as ToolCall,
-    ToolResult as ToolResult,
-    display_path as display_path,
-    hook as hook,
-    nearest_name as nearest_name,
-    schema_tool as schema_tool,
-    section as section,
-    tool as tool,
-    wrap_section as wrap_section,
-    wrap_tool as wrap_tool,
-)
-from pidurable.session._documents import document as document
-from pidurable.tasks._context import TaskContext as TaskContext
-from pidurable.tasks._definition import (
-    Retry as Retry,
-    Task as Task,
-    backoff as backoff,
-    nothing_to_undo as nothing_to_undo,
-    phase as phase,
-)
-from pidurable.tasks._transaction import (
-    TaskTransaction as TaskTransaction,
-    TreeTransaction as TreeTransaction,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pidurable.agent._catalogue import (
+        Model as Model,
+        ModelInfo as ModelInfo,
+        Prices as Prices,
+    )
+    from pidurable.agent._default_models import default_models as default_models
+    from pidurable.agent._documents import (
+        AgentDocument as AgentDocument,
+        InboxDocument as InboxDocument,
+        LiveDocument as LiveDocument,
+        UsageDocument as UsageDocument,
+    )
+    from pidurable.agent._models import (
+        Done as Done,
+        ModelRequest as ModelRequest,
+        Models as Models,
+        Provider as Provider,
+        RequestMessage as RequestMessage,
+        StreamEvent as StreamEvent,
+        TextDelta as TextDelta,
+        ThinkingDelta as ThinkingDelta,
+        ToolCallDelta as ToolCallDelta,
+        ToolCallStart as ToolCallStart,
+    )
+    from pidurable.agent._provider_ai import AiProvider as AiProvider
+    from pidurable.agent._services import AgentChange as AgentChange
+    from pidurable.harness._conversation import Conversation as Conversation
+    from pidurable.harness._events import (
+        EntryAdded as EntryAdded,
+        Event as Event,
+        MessageEnd as MessageEnd,
+        MessageStart as MessageStart,
+        MessageUpdate as MessageUpdate,
+        RetryEnd as RetryEnd,
+        RetryStart as RetryStart,
+        RunEnd as RunEnd,
+        RunStart as RunStart,
+        Snapshot as Snapshot,
+        SubmissionChanged as SubmissionChanged,
+        ToolExecutionEnd as ToolExecutionEnd,
+        ToolExecutionStart as ToolExecutionStart,
+        ToolExecutionUpdate as ToolExecutionUpdate,
+        TurnStart as TurnStart,
+    )
+    from pidurable.harness._open import Harness as Harness, open_harness as open_harness
+    from pidurable.harness._reader import (
+        HolderView as HolderView,
+        Reader as Reader,
+        TreeRow as TreeRow,
+        open_reader as open_reader,
+    )
+    from pidurable.harness._submission import Settled as Settled, Submission as Submission
+    from pidurable.records._entries import (
+        ConversationRecord as ConversationRecord,
+        Edit as Edit,
+        Entry as Entry,
+        entry as entry,
+    )
+    from pidurable.records._ids import TaskId as TaskId
+    from pidurable.records._limits import Settings as Settings
+    from pidurable.records._messages import (
+        AssistantMessage as AssistantMessage,
+        Block as Block,
+        ImageBlock as ImageBlock,
+        Message as Message,
+        SystemMessage as SystemMessage,
+        TextBlock as TextBlock,
+        ThinkingBlock as ThinkingBlock,
+        ToolCallBlock as ToolCallBlock,
+        ToolDeclaration as ToolDeclaration,
+        ToolResultMessage as ToolResultMessage,
+        Usage as Usage,
+        UserMessage as UserMessage,
+    )
+    from pidurable.records._submissions import SubmissionRecord as SubmissionRecord
+    from pidurable.records._tasks import (
+        ErrorInfo as ErrorInfo,
+        Outcome as Outcome,
+        OutcomeRecord as OutcomeRecord,
+        Status as Status,
+        TaskRecord as TaskRecord,
+        Wait as Wait,
+    )
+    from pidurable.registry import (
+        Env as Env,
+        ExitStatus as ExitStatus,
+        Extension as Extension,
+        ExtensionLoader as ExtensionLoader,
+        FileInfo as FileInfo,
+        LocalEnv as LocalEnv,
+        Registry as Registry,
+        SectionInput as SectionInput,
+        Tool as Tool,
+        ToolCall as ToolCall,
+        ToolResult as ToolResult,
+        display_path as display_path,
+        hook as hook,
+        nearest_name as nearest_name,
+        schema_tool as schema_tool,
+        section as section,
+        tool as tool,
+        wrap_section as wrap_section,
+        wrap_tool as wrap_tool,
+    )
+    from pidurable.session._documents import document as document
+    from pidurable.tasks._context import TaskContext as TaskContext
+    from pidurable.tasks._definition import (
+        Retry as Retry,
+        Task as Task,
+        backoff as backoff,
+        nothing_to_undo as nothing_to_undo,
+        phase as phase,
+    )
+    from pidurable.tasks._transaction import (
+        TaskTransaction as TaskTransaction,
+        TreeTransaction as TreeTransaction,
+    )
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "pidurable.agent._catalogue": (
+        "Model",
+        "ModelInfo",
+        "Prices",
+    ),
+    "pidurable.agent._default_models": ("default_models",),
+    "pidurable.agent._documents": (
+        "AgentDocument",
+        "InboxDocument",
+        "LiveDocument",
+        "UsageDocument",
+    ),
+    "pidurable.agent._models": (
+        "Done",
+        "ModelRequest",
+        "Models",
+        "Provider",
+        "RequestMessage",
+        "StreamEvent",
+        "TextDelta",
+        "ThinkingDelta",
+        "ToolCallDelta",
+        "ToolCallStart",
+    ),
+    "pidurable.agent._provider_ai": ("AiProvider",),
+    "pidurable.agent._services": ("AgentChange",),
+    "pidurable.harness._conversation": ("Conversation",),
+    "pidurable.harness._events": (
+        "EntryAdded",
+        "Event",
+        "MessageEnd",
+        "MessageStart",
+        "MessageUpdate",
+        "RetryEnd",
+        "RetryStart",
+        "RunEnd",
+        "RunStart",
+        "Snapshot",
+        "SubmissionChanged",
+        "ToolExecutionEnd",
+        "ToolExecutionStart",
+        "ToolExecutionUpdate",
+        "TurnStart",
+    ),
+    "pidurable.harness._open": (
+        "Harness",
+        "open_harness",
+    ),
+    "pidurable.harness._reader": (
+        "HolderView",
+        "Reader",
+        "TreeRow",
+        "open_reader",
+    ),
+    "pidurable.harness._submission": (
+        "Settled",
+        "Submission",
+    ),
+    "pidurable.records._entries": (
+        "ConversationRecord",
+        "Edit",
+        "Entry",
+        "entry",
+    ),
+    "pidurable.records._ids": ("TaskId",),
+    "pidurable.records._limits": ("Settings",),
+    "pidurable.records._messages": (
+        "AssistantMessage",
+        "Block",
+        "ImageBlock",
+        "Message",
+        "SystemMessage",
+        "TextBlock",
+        "ThinkingBlock",
+        "ToolCallBlock",
+        "ToolDeclaration",
+        "ToolResultMessage",
+        "Usage",
+        "UserMessage",
+    ),
+    "pidurable.records._submissions": ("SubmissionRecord",),
+    "pidurable.records._tasks": (
+        "ErrorInfo",
+        "Outcome",
+        "OutcomeRecord",
+        "Status",
+        "TaskRecord",
+        "Wait",
+    ),
+    "pidurable.registry": (
+        "Env",
+        "ExitStatus",
+        "Extension",
+        "ExtensionLoader",
+        "FileInfo",
+        "LocalEnv",
+        "Registry",
+        "SectionInput",
+        "Tool",
+        "ToolCall",
+        "ToolResult",
+        "display_path",
+        "hook",
+        "nearest_name",
+        "schema_tool",
+        "section",
+        "tool",
+        "wrap_section",
+        "wrap_tool",
+    ),
+    "pidurable.session._documents": ("document",),
+    "pidurable.tasks._context": ("TaskContext",),
+    "pidurable.tasks._definition": (
+        "Retry",
+        "Task",
+        "backoff",
+        "nothing_to_undo",
+        "phase",
+    ),
+    "pidurable.tasks._transaction": (
+        "TaskTransaction",
+        "TreeTransaction",
+    ),
+}
+"""Where each public name comes from."""
+
+_ORIGINS = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from where it is defined."""
+    origin = _ORIGINS.get(name)
+    if origin is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(origin), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ORIGINS})

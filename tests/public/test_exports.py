@@ -31,6 +31,8 @@ MODULES = (
 
 def public_names(module: types.ModuleType) -> list[str]:
     """What a user finds in a module: no underscore, no module, nothing imported for its own use."""
+    if module is pidurable:
+        return sorted(pidurable._ORIGINS)
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     return sorted(
@@ -105,23 +107,55 @@ def test_the_public_surface_is_as_it_was(check_public_snapshot: Callable[[str, s
     check_public_snapshot("exports.txt", "\n".join(lines).replace("typing.", "") + "\n")
 
 
-@pytest.mark.parametrize("module", MODULES[:1] + MODULES[3:], ids=lambda each: each.__name__)
-def test_the_front_modules_only_re_export(module: types.ModuleType) -> None:
-    """`from x import Name as Name` is what type checkers take for public; nothing is defined."""
-    assert module.__file__ is not None
-    source = next(each for each in sources("pidurable") if str(each.path) == module.__file__)
-
-    for statement in source.tree.body:
-        if isinstance(statement, ast.Expr):
-            continue  # the docstring
-        if isinstance(statement, ast.Assign):
-            assert ast.unparse(statement.targets[0]) in ("__version__", "__all__")
-            continue
+def re_exports(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    """(module, name) of statements that do nothing but `from x import Name as Name`."""
+    found: list[tuple[str, str]] = []
+    for statement in body:
         assert isinstance(statement, ast.ImportFrom), ast.unparse(statement)
-        if statement.module == "__future__":
-            continue
         for alias in statement.names:
             assert alias.asname == alias.name, f"write: {alias.name} as {alias.name}"
+            found.append((statement.module or "", alias.name))
+    return found
+
+
+def front_module(module: types.ModuleType) -> list[ast.stmt]:
+    """The statements of a front module, without docstrings, assignments and `__future__`."""
+    assert module.__file__ is not None
+    source = next(each for each in sources("pidurable") if str(each.path) == module.__file__)
+    rest: list[ast.stmt] = []
+    for statement in source.tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            continue
+        if isinstance(statement, ast.Expr):
+            continue
+        if isinstance(statement, ast.Assign):
+            name = ast.unparse(statement.targets[0])
+            assert name in ("__version__", "__all__", "_HOMES", "_ORIGINS"), name
+            continue
+        rest.append(statement)
+    return rest
+
+
+@pytest.mark.parametrize("module", MODULES[3:], ids=lambda each: each.__name__)
+def test_the_front_modules_only_re_export(module: types.ModuleType) -> None:
+    """`from x import Name as Name` is what type checkers take for public; nothing is defined."""
+    assert re_exports(front_module(module))
+
+
+def test_what_type_checkers_see_is_what_is_loaded() -> None:
+    """The imports for type checkers and the places where names are loaded from are the same."""
+    (guarded,) = [each for each in front_module(pidurable) if isinstance(each, ast.If)]
+    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
+
+    seen = re_exports(guarded.body)
+    loaded = [(module, name) for module, names in pidurable._HOMES.items() for name in names]
+
+    assert sorted(seen) == sorted(loaded)
+    assert len({name for _, name in seen}) == len(seen)
+    for _, name in seen:
+        assert getattr(pidurable, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        pidurable.nothing  # noqa: B018
 
 
 def test_names_do_not_collide() -> None:
