@@ -51,7 +51,13 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._services import AgentServices
-from pidurable.errors import MissingExtraError, ModelError, NotFoundError, NotJsonError
+from pidurable.errors import (
+    DocumentTooLargeError,
+    MissingExtraError,
+    ModelError,
+    NotFoundError,
+    NotJsonError,
+)
 from pidurable.records._entries import Entry
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage
@@ -185,8 +191,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         try:
             async with ctx.commit() as tx:
                 self._store_answer(tx, ctx, answer, offered)
-        except NotJsonError as too_much:
-            # Larger than any value may be: the model's fault, never the store's.
+        except (NotJsonError, DocumentTooLargeError) as too_much:
+            # Larger than any value may be, or more calls than can be shown: the model's fault, never the store's.
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
             await self._failed(at, ctx, refused, request, partial)
             return

@@ -10,6 +10,8 @@ from typing import Literal
 
 Keep = Literal["head", "tail"]
 
+_NOT_SHOWN = "[more output is not shown while so many calls run]"
+
 _KEPT_CONTROLS = {9, 10}
 _REMOVED = {code: None for code in (*range(32), *range(127, 160)) if code not in _KEPT_CONTROLS}
 
@@ -70,6 +72,16 @@ class OutputCollector:
     def text(self) -> str:
         """What is kept, without a mark."""
         return self._text
+
+    def text_within(self, bytes_max: int) -> str:
+        """What is kept, or that part of it which fits, with a mark at the cut."""
+        if len(self._text) <= bytes_max // 4:
+            return self._text
+        raw = self._text.encode()
+        if len(raw) <= bytes_max:
+            return self._text
+        part = (raw[:bytes_max] if self._head else raw[-bytes_max:]).decode(errors="ignore")
+        return f"{part}\n{_NOT_SHOWN}" if self._head else f"{_NOT_SHOWN}\n{part}"
 
     def marked(self) -> str:
         """What is kept, with a line that says how much is not."""

@@ -6,8 +6,10 @@ the loop. Such a commit carries nothing but progress: it is shown once it surviv
 process, and the next flushed commit makes it safe from a loss of power too. Holds at all times:
 
 * a closed buffer writes nothing more, also if a flush that took it is still waiting for the line;
-* what a buffer shows is bounded, whatever is streamed into it;
-* a progress commit that fails loses progress, and nothing else.
+* what a buffer shows is bounded, whatever is streamed into it, and what the calls of a round show
+  fits their document together;
+* a progress commit that fails loses progress, and nothing else; one conversation's does not lose
+  another's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from pidurable.agent._documents import (
     update_doc,
 )
 from pidurable.agent._output import Keep, OutputCollector, clean_output
-from pidurable.errors import PidurableError, SessionClosedError, SessionPoisonedError
+from pidurable.errors import (
+    DocumentTooLargeError,
+    PidurableError,
+    SessionClosedError,
+    SessionPoisonedError,
+)
+from pidurable.records import _json
 from pidurable.session._seams import logger
 from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
@@ -47,6 +55,8 @@ DIAGNOSTIC_BYTES_MAX = 1024
 class Buffer(Protocol):
     """Something that is streamed into a document."""
 
+    conversation: int
+
     def write(self, tx: Transaction) -> None:
         """Stage what came since the last call."""
         ...
@@ -68,6 +78,11 @@ class Progress:
     def value_bytes_max(self) -> int:
         """Most bytes of one stored value."""
         return self._runtime.session.settings.value_bytes_max
+
+    @property
+    def document_bytes_max(self) -> int:
+        """Most bytes of one document."""
+        return self._runtime.session.settings.document_bytes_max
 
     def mark(self, buffer: Buffer) -> None:
         """The buffer has something to show. Cheap; call it for every delta."""
@@ -104,19 +119,37 @@ class Progress:
         if not buffers:
             return
 
+        try:
+            await self._commit(buffers)
+        except DocumentTooLargeError:
+            # One conversation shows too much; the others are not to suffer.
+            apart: dict[int, list[Buffer]] = {}
+            for buffer in buffers:
+                apart.setdefault(buffer.conversation, []).append(buffer)
+            for of_one in apart.values():
+                try:
+                    await self._commit(of_one)
+                except DocumentTooLargeError as too_large:
+                    _report_lost(of_one, too_large)
+
+    async def _commit(self, buffers: list[Buffer]) -> None:
         def body(tx: TreeTransaction) -> None:
             for buffer in buffers:
                 buffer.write(tx)
 
         try:
             await self._runtime.commit(body, flush=False)
-        except (SessionPoisonedError, SessionClosedError):
+        except (SessionPoisonedError, SessionClosedError, DocumentTooLargeError):
             raise
         except PidurableError as refused:
-            # Progress may be lost; the commit that ends the stream carries the whole.
-            logger.warning("progress was not stored: %s", refused)
-            for buffer in buffers:
-                buffer.lost()
+            _report_lost(buffers, refused)
+
+
+def _report_lost(buffers: list[Buffer], refused: PidurableError) -> None:
+    """Progress may be lost; the commit that ends the stream carries the whole."""
+    logger.warning("progress was not stored: %s", refused)
+    for buffer in buffers:
+        buffer.lost()
 
 
 class PartialAnswer:
@@ -124,7 +157,7 @@ class PartialAnswer:
 
     def __init__(self, progress: Progress, conversation_id: int, generation: int) -> None:
         self._progress = progress
-        self._conversation = conversation_id
+        self.conversation = conversation_id
         self._generation = generation
         self._texts: list[tuple[str, list[str]]] = []
         self._written: list[int] = []
@@ -157,11 +190,11 @@ class PartialAnswer:
         return [{"type": kind, "text": "".join(pieces)} for kind, pieces in self._texts]
 
     def write(self, tx: Transaction) -> None:
-        live = read_doc(tx, LiveDocument, self._conversation)
+        live = read_doc(tx, LiveDocument, self.conversation)
         if self._closed or live["generation"] != self._generation or not self._texts:
             return
         if self._whole or live["partial"] is None:
-            update_doc(tx, LiveDocument, self._conversation, partial={"blocks": self.blocks()})
+            update_doc(tx, LiveDocument, self.conversation, partial={"blocks": self.blocks()})
         else:
             ops: list[Any] = []
             for place, (kind, pieces) in enumerate(self._texts):
@@ -172,7 +205,7 @@ class PartialAnswer:
                     text = "".join(pieces[self._written[place] :])
                     path = f"/partial/blocks/{place}/text"
                     ops.append({"op": "append", "path": path, "value": text})
-            patch_live(tx, self._conversation, ops)
+            patch_live(tx, self.conversation, ops)
         self._whole = False
         self._written = [len(pieces) for _, pieces in self._texts]
 
@@ -199,10 +232,11 @@ class CallOutput:
         keep: Keep,
     ) -> None:
         self._progress = progress
-        self._conversation = conversation_id
+        self.conversation = conversation_id
         self._task = task_id
         self._closed = False
         self._diagnostics_dropped = 0
+        self.value_bytes_max = progress.value_bytes_max
         self.collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
         self.details: Any = None
         self.diagnostics: list[dict[str, str]] = []
@@ -231,14 +265,14 @@ class CallOutput:
     def write(self, tx: Transaction) -> None:
         if self._closed:
             return
-        live = read_doc(tx, LiveDocument, self._conversation)
+        live = read_doc(tx, LiveDocument, self.conversation)
         place = find_call(live, self._task)
         if place is None:
             return
         call = live["calls"][place]
         path = f"/calls/{place}"
         ops: list[Any] = []
-        text = self.collector.text()
+        text, details, diagnostics = self._shown(len(live["calls"]))
         shown = call["output_tail"]
         if text != shown:
             if text.startswith(shown):
@@ -246,13 +280,25 @@ class CallOutput:
                 ops.append({"op": "append", "path": f"{path}/output_tail", "value": value})
             else:
                 ops.append({"op": "replace", "path": f"{path}/output_tail", "value": text})
-        if call["details"] != self.details:
-            ops.append({"op": "replace", "path": f"{path}/details", "value": self.details})
-        if call["diagnostics"] != self.diagnostics:
-            made = list(self.diagnostics)
-            ops.append({"op": "replace", "path": f"{path}/diagnostics", "value": made})
+        if call["details"] != details:
+            ops.append({"op": "replace", "path": f"{path}/details", "value": details})
+        if call["diagnostics"] != diagnostics:
+            ops.append({"op": "replace", "path": f"{path}/diagnostics", "value": diagnostics})
         if ops:
-            patch_live(tx, self._conversation, ops)
+            patch_live(tx, self.conversation, ops)
+
+    def _shown(self, calls: int) -> tuple[str, Any, list[dict[str, str]]]:
+        """Output, details and diagnostics, as much of them as one of so many calls may show."""
+        share = self._progress.document_bytes_max // calls
+        # A character that JSON escapes takes two bytes: half of the document at most.
+        text = self.collector.text_within(share // 4)
+        details = self.details
+        if details is not None and len(_json.dumps(details).encode()) > share // 4:
+            details = None
+        diagnostics = list(self.diagnostics)
+        while diagnostics and len(_json.dumps(diagnostics).encode()) > share // 8:
+            diagnostics.pop()
+        return text, details, diagnostics
 
     def lost(self) -> None:
         """Nothing to do: `write` compares with what is stored."""

@@ -87,7 +87,7 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
 
     Raises:
         TypeError: It is nothing that a tool may return; the model is told so.
-        NotJsonError: Details or structured output are not strict JSON.
+        NotJsonError: Details or structured output are not strict JSON, or too large together.
         ToolArgumentsError: The structured output does not fit the declared schema.
     """
     result = returned if isinstance(returned, ToolResult) else ToolResult(_content(returned))
@@ -98,6 +98,8 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
     if result.structured is not None:
         tool.check_structured(result.structured)
         data["structured"] = _json.check_json(result.structured, "$.structured")
+    # Stored as one value, so both together must fit.
+    _json.dumps(data, path="$<result>", bytes_max=progress.value_bytes_max)
     blocks = _bounded_blocks(_blocks(result.content, progress), tool)
     if progress.diagnostics:
         blocks = (*blocks, TextBlock(text="\n".join(_remarks(progress.diagnostics))))

@@ -451,6 +451,17 @@ async def test_an_answer_that_cannot_be_stored_ends_the_run(autojump_clock: Mock
     assert "cannot be stored" in outcome.detail
 
 
+async def test_more_calls_than_can_be_shown_are_the_models_fault(autojump_clock: MockClock) -> None:
+    """An answer with so many calls that `pi.live` cannot hold them ends the run, and says why."""
+    world = World(calls(*["once"] * 100), settings=Settings(document_bytes_max=8_192))
+
+    outcome = await settled(world)
+
+    assert outcome.reason == "model_error"
+    assert "pi.live" in outcome.detail
+    assert world.ledger == []
+
+
 class Misbehaving:
     """A provider that raises whatever it is given."""
 

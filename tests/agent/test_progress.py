@@ -8,13 +8,14 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from agent_world import World, ask, calls, results, text_of, verify
+from agent_world import MODEL, World, ask, calls, results, text_of, verify
 from hypothesis import given, strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._output import OutputCollector, bounded_output, clean_output
 from pidurable.agent._progress import PARTIAL_CHARACTERS_MAX, PartialAnswer, Progress
 from pidurable.agent._script import Step
+from pidurable.agent._services import AgentChange
 from pidurable.records import _json
 from pidurable.records._limits import Settings
 from pidurable.registry import ToolCall, tool
@@ -267,3 +268,61 @@ def test_cleaned_output_can_be_stored(text: str) -> None:
 def test_a_cut_is_marked_where_it_was_made(text: str, keep: Any, expected: str) -> None:
     """Lines and characters stay whole, and the mark counts the bytes that are missing."""
     assert bounded_output(text, bytes_max=10, lines_max=2, keep=keep) == expected
+
+
+# C087
+async def test_what_many_calls_show_fits_their_document(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The more calls run, the less each shows: nothing of their progress is refused."""
+    gate = trio.Event()
+
+    @tool(replay="safe")
+    async def loud(call: ToolCall) -> None:
+        """Put out as much as is kept, with characters that JSON escapes."""
+        await call.output('"\\' * 25_000)
+        await call.details("d" * 60_000)
+        for _ in range(16):
+            await call.diagnostic("info", '"' * 1_000)
+        await gate.wait()
+
+    world = World(calls(*["loud"] * 100), "fin", tools=[loud])
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(1)
+        shown = root.live()["calls"]
+        gate.set()
+        settled = await submission.wait()
+        found = await results(harness)
+
+    assert len(_json.dumps(shown)) <= Settings().document_bytes_max
+    assert all(call["output_tail"].startswith('"\\"\\') for call in shown)
+    assert all(call["output_tail"].endswith("while so many calls run]") for call in shown)
+    assert "progress was not stored" not in caplog.text
+    assert settled.text == "fin"
+    assert all('"\\' * 25_000 in text_of(each) for each in found)
+
+
+async def test_one_conversation_that_shows_too_much_loses_nothing_of_another(
+    autojump_clock: MockClock,
+) -> None:
+    """A document that grows too large stops the progress of its own conversation alone."""
+    settings = Settings(document_bytes_max=8_000, value_bytes_max=1_000_000)
+    world = World(
+        Step(when=lambda view: "long" in view.user, text=("x" * 9_000, "y"), delay=0.5),
+        Step(when=lambda view: "short" in view.user, text=("ab", "cd"), delay=0.5),
+        settings=settings,
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        other = await harness.create_conversation(agent=AgentChange(model=MODEL))
+        long, short = await root.submit("long"), await other.submit("short")
+        await trio.sleep(0.3 + 0.5)
+        partial = other.live()["partial"]
+        answers = [(await each.wait()).text for each in (long, short)]
+
+    assert partial == {"blocks": [{"type": "text", "text": "ab"}]}
+    assert answers == ["x" * 9_000 + "y", "abcd"]

@@ -681,3 +681,16 @@ async def test_a_poisoned_session_is_not_the_tool_s_fault(autojump_clock: MockCl
 
     assert outcome.text == "ok"
     assert len(world.ledger) == 2
+
+
+async def test_details_and_structured_output_that_fit_only_apart_are_an_error_result() -> None:
+    """What cannot be stored as one value is told to the model; the call does not fault."""
+
+    async def body(call: ToolCall) -> ToolResult:
+        return ToolResult("x", details="d" * 9_000_000, structured={"s": "s" * 9_000_000})
+
+    result, _, task = await run_odd(body)
+
+    assert result.code == "tool_error"
+    assert "$<result>" in text_of(result)
+    assert task.status == "failed"
