@@ -192,7 +192,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             async with ctx.commit() as tx:
                 self._store_answer(tx, ctx, answer, offered)
         except (NotJsonError, DocumentTooLargeError) as too_much:
-            # Larger than any value may be, or more calls than can be shown: the model's fault, never the store's.
+            # Larger than any value may be, or more calls than can be shown: the model's fault,
+            # never the store's.
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
             await self._failed(at, ctx, refused, request, partial)
             return
