@@ -48,7 +48,7 @@ async def run_prompt(
     if prompt == STDIN:
         prompt = await trio.to_thread.run_sync(host.read_stdin)
     _check_prompt(prompt)
-    existing = store_exists(options)
+    existing = store_exists(options.store)
     if options.model is None and not existing:
         raise UsageError(
             "no model is named",
@@ -137,7 +137,7 @@ async def _refuse_held(reader: Reader) -> None:
 
 async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
     """Say what was interrupted and what becomes of it; then go on with it."""
-    if not store_exists(options):
+    if not store_exists(options.store):
         raise missing_store(options.store)
     registry = load_registry(options)
     plan = await _read_plan(options, registry)

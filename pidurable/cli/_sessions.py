@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,9 +22,15 @@ __all__ = ["load_registry", "open_models", "open_session", "store_exists"]
 BUNDLED = "pidurable.extensions.coding"
 
 
-def store_exists(options: Options) -> bool:
-    """Whether there is anything at the path of the store."""
-    return os.path.lexists(options.store)
+def store_exists(store: str) -> bool:
+    """Whether there is anything at the path of the store; an empty file is a missing store."""
+    try:
+        info = os.lstat(store)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it cannot be looked at, which opening it explains
+    return not (stat.S_ISREG(info.st_mode) and info.st_size == 0)
 
 
 def load_registry(options: Options) -> Registry:
@@ -63,7 +70,7 @@ async def open_session(
         NotFoundError: There is no store, and `create` is False.
         StorageHeldError: Another live process holds it.
     """
-    if not create and not store_exists(options):
+    if not create and not store_exists(options.store):
         raise missing_store(options.store)
     registry = registry or load_registry(options)
     async with open_harness(

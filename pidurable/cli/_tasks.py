@@ -6,7 +6,6 @@ nothing. `abort` needs to hold the store: a live holder is named and left alone.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import attrs
@@ -42,7 +41,7 @@ STATUS_WORDS = {status.word: status for status in Status}
 
 def check_store(store: str) -> None:
     """Refuse to look at what is not there: looking never creates a store."""
-    if not os.path.lexists(store):
+    if not _sessions.store_exists(store):
         raise missing_store(store)
 
 

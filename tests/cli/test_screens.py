@@ -238,6 +238,19 @@ def test_a_missing_store_is_never_created_by_looking(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_file_is_a_missing_store(command: Callable[..., object], tmp_path: Path) -> None:
+    """What a full disk left of a creation is no store to look at, and no reason to refuse a run."""
+    (tmp_path / "s.sqlite").touch()
+    (tmp_path / "m.yaml").write_text("- fine\n")
+
+    looked = command("task", "list", "--store", "s.sqlite")
+    ran = command("run", "x", "--store", "s.sqlite", "--script", "m.yaml")
+
+    assert looked.code == 4
+    assert "there is no store at s.sqlite" in looked.err
+    assert (ran.code, ran.out) == (0, "fine\n")
+
+
 # C076, C078
 @pytest.mark.parametrize("argv", LOOKING)
 @pytest.mark.parametrize(
