@@ -172,7 +172,7 @@ def _load_name(name: str) -> tuple[Extension, ...]:
 def _extensions_of(module: ModuleType, name: str) -> tuple[Extension, ...]:
     one, several = (getattr(module, each, None) for each in ("extension", "extensions"))
     if isinstance(several, ModuleType):
-        # It came by an import: `from pidurable import *` brings one of that name.
+        # It came by an import, as of `pidurable.extensions`.
         several = None
     if (one is None) == (several is None):
         raise ExtensionError(

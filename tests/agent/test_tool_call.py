@@ -33,7 +33,7 @@ from pidurable.records._messages import (
     ToolResultMessage,
     Usage,
 )
-from pidurable.registry import ToolCall, ToolResult, tool
+from pidurable.registry import Extension, Tool, ToolCall, ToolResult, tool, wrap_tool
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, nothing_to_undo, phase
 from pidurable.testing import Fault
@@ -694,3 +694,22 @@ async def test_details_and_structured_output_that_fit_only_apart_are_an_error_re
     assert result.code == "tool_error"
     assert "$<result>" in text_of(result)
     assert task.status == "failed"
+
+
+async def test_a_wrapped_tool_runs_inside_its_wrap(autojump_clock: MockClock) -> None:
+    """The wrap of another extension sees the call's arguments and result, in the agent loop too."""
+
+    def loud(wrapped: Tool[..., Any]) -> Tool[..., Any]:
+        async def around(arguments: Any, call: ToolCall, invoke: Any) -> str:
+            return f"{await invoke({**arguments, 'what': 'y'}, call)}!"
+
+        return wrapped.around(around)
+
+    world = World(calls("safe"), "ok")
+    world.registry.install(Extension("loud", wraps=[wrap_tool("safe", loud)]))
+
+    async with world.open() as harness:
+        await ask(harness, "go")
+        (result,) = await results(harness)
+
+    assert text_of(result) == "saw y!"
