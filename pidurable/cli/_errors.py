@@ -19,6 +19,10 @@ from pidurable.cli._render import clean, clean_line
 __all__ = ["Exit", "Explained", "UsageError", "explain_error", "leaves", "missing_store"]
 
 
+WHAT_CHARACTERS_MAX = 16_000
+"""Of what is said of an error; the traceback of an extension fits."""
+
+
 class Exit(enum.IntEnum):
     """What the process says when it ends."""
 
@@ -53,8 +57,11 @@ class Explained:
     next: str
 
     def lines(self) -> list[str]:
-        """The two lines for stderr, cleaned."""
-        found = [f"pidurable: {clean(self.what)}"]
+        """The two lines for stderr, cleaned, and cut where they repeat an endless word."""
+        what = clean(self.what)
+        if len(what) > WHAT_CHARACTERS_MAX:
+            what = f"{what[:WHAT_CHARACTERS_MAX]} [cut]"
+        found = [f"pidurable: {what}"]
         if self.next:
             found.append(f"  next: {clean_line(self.next)}")
         return found

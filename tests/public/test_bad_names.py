@@ -338,6 +338,11 @@ def choice(name: str, hand_in: Callable[[World, Any], Awaitable[Any]]) -> Door:
     return door
 
 
+def unchecked(function: Any) -> Any:
+    """What is handed in is of the wrong type on purpose."""
+    return function
+
+
 async def submit_with(world: World, **options: Any) -> Any:
     submission = await world.conversation.submit("x", **options)
     await submission.wait()
@@ -384,7 +389,7 @@ NOTHING_FITS = [
     choice("block", lambda w, v: w.conversation.submit([v])),
     choice("message", lambda w, v: append_with(w, messages=[v])),
     choice(
-        "thinking", lambda w, v: w.conversation.configure(AgentChange(**{"thinking": v or "x"}))
+        "thinking", lambda w, v: w.conversation.configure(unchecked(AgentChange)(thinking=v or "x"))
     ),
     choice("append_to", lambda w, v: append_with(w, to=v)),
     choice("edit_target", lambda w, v: append_with(w, edits=[Edit(target=v)])),
@@ -401,7 +406,7 @@ NOTHING_FITS = [
     choice("signal_task", signal_to),
     choice(
         "deadline",
-        lambda w, v: w.conversation.create_task(Probe, None, **{"deadline": v or "x"}),
+        lambda w, v: unchecked(w.conversation.create_task)(Probe, None, deadline=v or "x"),
     ),
     in_phase("wait_on", lambda ctx, v: ctx.wait(then=Holding(1), on=[v])),
     in_phase("wait_until", lambda ctx, v: ctx.wait(then=Holding(1), deadline=v or 0)),
