@@ -169,14 +169,21 @@ def append_result(
     )
 
 
-def close_round(tx: TreeTransaction, conversation_id: int, assistant: int) -> None:
-    """Give every call of a round whose task ended without a result its error result."""
+def close_round(tx: TreeTransaction, conversation_id: int, assistant: int) -> set[int]:
+    """Give every call of a round whose task ended without a result its error result.
+
+    Returns:
+        The indexes of these calls.
+    """
+    closed: set[int] = set()
     for slot in read_doc(tx, LiveDocument, conversation_id)["calls"]:
         ended = _ENDED_WITHOUT_RESULT.get(slot["status"])
         if ended is not None:
             code, text = ended
             call = (assistant, slot["index"])
             append_result(tx, conversation_id, call, slot["name"], code=code, text=text)
+            closed.add(slot["index"])
+    return closed
 
 
 def no_such_tool(name: str, offered: Collection[str]) -> str:

@@ -382,7 +382,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                     sent_characters=request_characters(_fixed_request(at, entries)),
                 )
             if isinstance(at, Tools):
+                closed = close_round(tx, conversation, at.assistant)
                 for index, name in open_calls(entries, at.assistant):
+                    if index in closed:
+                        continue
                     append_result(
                         tx,
                         conversation,

@@ -23,6 +23,7 @@ from trio.testing import MockClock
 from pidurable.agent._models import Done, ModelInfo, Models, Prices, TextDelta
 from pidurable.agent._script import Cut, ScriptedCall, ScriptedError, Stall, Step
 from pidurable.agent._services import AgentChange
+from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import ModelError, NotFoundError, UnansweredError
 from pidurable.harness._open import open_harness
 from pidurable.records._limits import Settings
@@ -460,6 +461,35 @@ async def test_more_calls_than_can_be_shown_are_the_models_fault(autojump_clock:
     assert outcome.reason == "model_error"
     assert "pi.live" in outcome.detail
     assert world.ledger == []
+
+
+async def test_an_aborted_run_does_not_say_that_a_faulted_call_never_started(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that faulted may have had its effect; the model is told so, also after an abort."""
+    store = ToolTask._store
+
+    async def faulty(self: ToolTask, ctx: Any, final: Any) -> None:
+        if ctx.input.name == "once":
+            raise RuntimeError("a bug of ours")
+        await store(self, ctx, final)
+
+    monkeypatch.setattr(ToolTask, "_store", faulty)
+    world = World(calls("once", "slow"))
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await world.reached.wait()
+        await trio.sleep(1)
+        await root.abort()
+        await submission.wait()
+        found = {result.name: result for result in await results(harness)}
+        await verify(world, harness)
+
+    assert world.ledger[0].startswith("once")
+    assert found["once"].code == "interrupted"
+    assert "Whether its effect happened is unknown" in text_of(found["once"])
+    assert found["slow"].code == "aborted"
 
 
 class Misbehaving:
