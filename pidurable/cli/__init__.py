@@ -23,6 +23,15 @@ def main(argv: Sequence[str] | None = None, *, failpoints: Failpoints | None = N
         argv: The arguments behind the program's name; those of the process where None.
         failpoints: Where a test stops the process; see `pidurable.session._seams`.
     """
+    try:
+        return _main(argv, failpoints)
+    except KeyboardInterrupt:
+        # While the command was still being imported: nothing has begun.
+        print("pidurable: interrupted before anything began", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Sequence[str] | None, failpoints: Failpoints | None) -> int:
     import pidurable
     from pidurable.cli._host import Host
     from pidurable.errors import MissingExtraError

@@ -187,6 +187,22 @@ def test_without_the_extra_the_message_names_it(
     assert "pip install 'pidurable[cli]'" in found.err
 
 
+def test_ctrl_c_while_the_program_loads_shows_no_traceback(
+    command: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted during its imports, a command says so in one line: exit 130."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pidurable.cli._host.Host.of_process", interrupted)
+
+    found = command("task", "list")
+
+    assert (found.code, found.out) == (130, "")
+    assert found.err == "pidurable: interrupted before anything began\n"
+
+
 def test_a_reader_that_goes_away_is_no_error(
     command: Callable[..., object], known_store: Path
 ) -> None:
