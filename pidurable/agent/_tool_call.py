@@ -189,7 +189,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         tool = agent.tool(ctx.input.name)
         policy: str = "interrupt"
         if tool is not None:
-            policy = max(at.replay, tool.replay, key=lambda replay: _STRICTNESS[replay])
+            policy = stricter(at.replay, tool.replay)
         interrupted = error_result("interrupted", _unknown_text(at.unknown))
         if tool is None or policy not in ("safe", "reconcile"):
             await self._store(ctx, with_committed(interrupted, _slot(ctx)))
@@ -319,6 +319,13 @@ async def _invoke(
         if scope.cancel_called:
             text, code = f"{_timeout_text(tool)} Stopping it raised {text}", "timeout"
     return with_output(error_result(code, text, failed=True), call.progress)
+
+
+def stricter(stored: str, current: str) -> str:
+    """The replay policy that counts: of the one stored with the intent and today's."""
+    return max(
+        stored, current, key=lambda policy: _STRICTNESS.get(policy, _STRICTNESS["interrupt"])
+    )
 
 
 def _passes(raised: BaseException) -> bool:

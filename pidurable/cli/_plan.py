@@ -10,10 +10,12 @@ had no answer).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 import attrs
 
+from pidurable.agent._tool_call import stricter
 from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
 from pidurable.records._codes import explain_code
@@ -23,7 +25,9 @@ from pidurable.registry import Registry
 __all__ = ["Plan", "PlanItem", "make_plan"]
 
 Verdict = Literal["rerun", "reconcile", "interrupt", "continue", "resend", "blocked", "abort"]
-_STRICTNESS = {"safe": 0, "reconcile": 1, "interrupt": 2, "park": 3}
+_TASKS_READ_MAX = 10_000
+ITEMS_SHOWN_MAX = 40
+_MISSING = "missing_definition"
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +63,11 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan for people."""
-        found = [item.line() for item in self.items]
+        found = [item.line() for item in self.items[:ITEMS_SHOWN_MAX]]
+        rest = Counter(item.verdict for item in self.items[ITEMS_SHOWN_MAX:])
+        if rest:
+            counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
+            found.append(f"  … and {rest.total()} tasks more: {counts}")
         if self.submissions:
             words = "input is" if len(self.submissions) == 1 else "inputs are"
             queued = f", {self.queued} of them queued" if self.queued else ""
@@ -84,7 +92,7 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
     """Read what was left in the middle, and say what becomes of it. Runs no code of any tool."""
     items: list[PlanItem] = []
     lives: dict[int, Any] = {}
-    for task in await reader.tasks(live=True, limit=10_000):
+    for task in await reader.tasks(live=True, limit=_TASKS_READ_MAX):
         conversation = task.conversation_id
         if conversation not in lives:
             lives[conversation] = await reader.live(conversation) or {}
@@ -110,7 +118,9 @@ def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanIte
     verdict: Verdict = "continue"
     if task.abort_us is not None:
         verdict, text = "abort", f"{_named(task)} is being aborted, which goes on"
-    elif task.blocked:
+    elif not _is_installed(task, registry):
+        verdict, text = "blocked", f"{_named(task)}: {_MISSING}. {explain_code(_MISSING)}"
+    elif task.blocked and task.blocked != _MISSING:
         meaning = explain_code(task.blocked) or ""
         verdict = "blocked"
         text = f"{_named(task)}: {clean_line(task.blocked, chars_max=60)}. {meaning}"
@@ -125,6 +135,11 @@ def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanIte
     else:
         text = f"{_named(task)} goes on from phase {clean_line(task.phase or '?', chars_max=60)}"
     return PlanItem(task=task.id, kind=task.kind, verdict=verdict, text=text)
+
+
+def _is_installed(task: TaskRecord, registry: Registry) -> bool:
+    """Whether there is code for a task; what blocked it when it was last held may be there now."""
+    return task.kind.startswith("pi.") or registry.snapshot.definition(task.kind) is not None
 
 
 def _named(task: TaskRecord) -> str:
@@ -145,7 +160,7 @@ def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
     )
     if tool is None:
         return "interrupt", f"{_named(task)} had begun, and its tool is not installed now"
-    policy = max(stored, tool.replay, key=lambda word: _STRICTNESS.get(word, 2))
+    policy = stricter(stored, tool.replay)
     if policy == "safe":
         return "rerun", f"{_named(task)} had begun, and is safe to run again"
     if policy == "reconcile":

@@ -36,6 +36,7 @@ __all__ = ["resume_work", "run_prompt"]
 
 DRAIN_SECONDS = 10.0
 STUCK_LOOK_SECONDS = 0.5
+BLOCKED_SHOWN_MAX = 20
 PROMPT_CHARS_MAX = 1_000_000
 ENTRIES_MAX = 100_000
 NOTICE = "tools may do everything this user may: read, write, run commands (no approvals yet)"
@@ -304,13 +305,15 @@ async def _notice_stuck(host: Host, harness: Harness) -> Exit:
         seen = seen + 1 if blocked and not moving else 0
         if seen >= 2:
             break
-    for row in blocked:
+    for row in blocked[:BLOCKED_SHOWN_MAX]:
         code = row.blocked or ""
         host.err(
             f"task {row.id} ({clean_line(row.kind)}) is blocked: {clean_line(code)}. "
             f"{explain_code(code) or ''}",
             "yellow",
         )
+    if len(blocked) > BLOCKED_SHOWN_MAX:
+        host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
     host.err(
         "  next: install what is missing (--extension) and `pidurable resume`, or give it up with "
         f"`pidurable task abort {blocked[0].id}`"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pidurable.cli._plan import Plan, PlanItem
 from pidurable.session._seams import Failpoints
 
 
@@ -217,6 +218,34 @@ def test_work_whose_code_is_gone_is_named_and_left_for_a_person(command, tmp_pat
     assert "missing_definition" in stuck.err
     assert "pidurable task abort" in stuck.err
     assert (done.code, done.out) == (0, "ok\n")
+
+
+def test_the_plan_judges_by_what_is_installed_now(command, tmp_path: Path) -> None:
+    """Whether a task is blocked over its code is looked up, not read from the last process."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "m.yaml").write_text("- calls: [{name: pay, arguments: {}}]\n- ok\n")
+    extension = str(tmp_path / "shop.py")
+    command("run", "x", "--script", "m.yaml", "-e", extension, "--timeout", "0.3")
+
+    before = command("resume", "--plan")
+    command("resume")
+    after = command("resume", "--plan", "-e", extension)
+
+    assert "shop.payment: missing_definition" in before.out
+    assert "missing_definition" not in after.out
+
+
+def test_a_long_plan_is_cut_and_counted() -> None:
+    """Thousands of tasks do not scroll away what matters; JSON has them all."""
+    items = [PlanItem(task=n, kind="x", verdict="continue", text="goes on") for n in range(60)]
+    items.append(PlanItem(task=60, kind="x", verdict="blocked", text="waits"))
+    plan = Plan(items=tuple(items), submissions=(), queued=0, held=())
+
+    lines = plan.lines()
+
+    assert len(lines) == 41
+    assert lines[-1] == "  … and 21 tasks more: 1 blocked, 20 continue"
+    assert len(plan.to_json()["items"]) == 61
 
 
 SHOP = '''
