@@ -486,7 +486,7 @@ async def test_an_aborted_run_does_not_say_that_a_faulted_call_never_started(
         found = {result.name: result for result in await results(harness)}
         await verify(world, harness)
 
-    assert world.ledger[0].startswith("once")
+    assert any(line.startswith("once") for line in world.ledger)
     assert found["once"].code == "interrupted"
     assert "Whether its effect happened is unknown" in text_of(found["once"])
     assert found["slow"].code == "aborted"
