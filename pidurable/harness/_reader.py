@@ -27,8 +27,8 @@ from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import Status, TaskRecord
 from pidurable.session import _documents
 from pidurable.session._documents import Address
+from pidurable.session._rows import conversation_of, entry_of, submission_of
 from pidurable.session._seams import Blocking, Clock, SystemClock, ThreadBlocking
-from pidurable.session._session import conversation_of, entry_of, submission_of
 from pidurable.storage import (
     ConversationRow,
     EntryRow,

@@ -147,8 +147,15 @@ def loads(text: str | bytes, *, path: str = "$") -> JsonValue:
 
 
 def loads_stored(text: str) -> JsonValue:
-    """Decode text that `dumps` wrote. Nothing is checked again."""
-    return json.loads(text)
+    """Decode text that `dumps` wrote. Nothing is checked again.
+
+    Raises:
+        NotJsonError: It is not what `dumps` wrote: the store is damaged.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError("$", f"the stored text is damaged, {error}", show(text)) from error
 
 
 def join_path(path: str, key: str | int) -> str:

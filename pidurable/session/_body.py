@@ -125,6 +125,7 @@ class AsyncBody(Generic[TxT]):
         return place
 
 
+@trio.lowlevel.enable_ki_protection
 async def watch_bodies(line: CommitLine) -> None:
     """Report `async with` bodies that hold the line for long, until cancelled.
 

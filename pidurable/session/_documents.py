@@ -20,6 +20,8 @@ from pidurable.errors import (
     DocumentTooNewError,
     InvalidArgumentError,
     MigrationError,
+    NotJsonError,
+    StorageCorruptError,
     check,
     show,
 )
@@ -162,7 +164,7 @@ def load(storage: Storage, address: Address) -> DocState | None:
     row = storage.document(*address)
     if row is None:
         return None
-    return materialise(row, address, storage.revisions(row.id))
+    return _materialised(storage, row, address, storage.revisions(row.id))
 
 
 def load_as_of(storage: Storage, address: Address, seq: int) -> DocState | None:
@@ -170,7 +172,20 @@ def load_as_of(storage: Storage, address: Address, seq: int) -> DocState | None:
     row = storage.document(*address)
     if row is None or row.created_seq > seq:
         return None
-    return materialise(row, address, storage.revisions(row.id, upto_seq=seq))
+    return _materialised(storage, row, address, storage.revisions(row.id, upto_seq=seq))
+
+
+def _materialised(
+    storage: Storage, row: DocumentRow, address: Address, revisions: list[RevisionRow]
+) -> DocState:
+    try:
+        return materialise(row, address, revisions)
+    except NotJsonError as error:
+        scope = ("the session", f"conversation {row.scope_id}", f"task {row.scope_id}")[row.scope]
+        raise StorageCorruptError(
+            storage.store,
+            f"document {row.id}, {address.name!r} of {scope}, cannot be read: {error}",
+        ) from error
 
 
 def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]) -> DocState:

@@ -15,7 +15,7 @@ from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Entry
 from pidurable.session import _transcript
-from pidurable.session._rows import entry_of
+from pidurable.session._rows import stored_entry
 from pidurable.storage import EntryRow, Storage
 
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ def _read_range(
         after = first - 1
         while True:
             page = storage.entries(member, after=after, before=bound, limit=_PAGE)
-            entries += [entry_of(row, codec) for row in page if row.seq <= published]
+            entries += [
+                stored_entry(row, codec, storage.store) for row in page if row.seq <= published
+            ]
             if len(page) < _PAGE:
                 break
             after = page[-1].id
@@ -175,4 +177,4 @@ def _read_history(
             if len(page) < wanted:
                 break
             bound = page[-1].id
-    return [entry_of(row, codec) for row in reversed(rows)]
+    return [stored_entry(row, codec, storage.store) for row in reversed(rows)]

@@ -1,7 +1,12 @@
-"""Records from the rows that a storage gives back."""
+"""Records from the rows that a storage gives back.
+
+Their shape is ours and was checked when it was written. So a row that cannot be read means that the
+store is damaged, or was written by another program; `stored_entry` says which row it is.
+"""
 
 from __future__ import annotations
 
+from pidurable.errors import NotJsonError, StorageCorruptError
 from pidurable.records import _codec, _json
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
@@ -58,3 +63,27 @@ def submission_of(row: SubmissionRow) -> SubmissionRecord:
         detail=row.detail,
         ended_us=row.ended_us,
     )
+
+
+def stored_entry(row: EntryRow, codec: Codec, store: str) -> Entry:
+    """The entry of a row.
+
+    Raises:
+        StorageCorruptError: It has a kind of message, or a shape, that is not known here.
+    """
+    try:
+        return entry_of(row, codec)
+    except NotJsonError as error:
+        raise StorageCorruptError(store, f"entry {row.id} cannot be read: {error}") from error
+
+
+def stored_submission(row: SubmissionRow, store: str) -> SubmissionRecord:
+    """The submission of a row.
+
+    Raises:
+        StorageCorruptError: Its content is not JSON.
+    """
+    try:
+        return submission_of(row)
+    except NotJsonError as error:
+        raise StorageCorruptError(store, f"submission {row.id} cannot be read: {error}") from error

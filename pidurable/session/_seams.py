@@ -20,6 +20,8 @@ from typing import Any, Protocol, TypeVar, final
 import outcome
 import trio
 
+from pidurable.errors import check
+
 T = TypeVar("T")
 
 logger = logging.getLogger("pidurable")
@@ -116,6 +118,8 @@ class _ThreadWorker:
     """A daemon thread with a queue. One hop there and back costs about 100 us."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
+        self._closed = False
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -130,6 +134,8 @@ class _ThreadWorker:
             del item, fn, args, task, result
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        # Nobody would ever answer it.
+        check(not self._closed, f"a call came to the thread {self._name} after it was closed")
         task = trio.lowlevel.current_task()
         token = trio.lowlevel.current_trio_token()
         self._queue.put((fn, args, task, token))
@@ -137,15 +143,28 @@ class _ThreadWorker:
         return answer
 
     def close(self) -> None:
+        self._closed = True
         self._queue.put(None)
         self._thread.join()
 
 
+_THREADS_MAX = 40
+
+
 class ThreadBlocking:
-    """Blocking work in threads. The default."""
+    """Blocking work in threads. The default.
+
+    Each object counts its own threads: what waits for one of them never waits for the calls of
+    somebody else, say of a task that blocks for minutes.
+    """
+
+    def __init__(self) -> None:
+        self._limiter: trio.CapacityLimiter | None = None
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
-        return await trio.to_thread.run_sync(fn, *args)
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
 
     def worker(self, name: str) -> Worker:
         return _ThreadWorker(f"pidurable-{name}")

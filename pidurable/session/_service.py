@@ -44,6 +44,7 @@ class Services:
             self._pages = 0
             self._checkpoint_due.set()
 
+    @trio.lowlevel.enable_ki_protection
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -57,6 +58,8 @@ class Services:
         session = self._session
         while session.line.poison is None:
             await trio.sleep(session.settings.heartbeat_seconds)
+            if session.closed:
+                return
             asked_at = trio.current_time()
             try:
                 with trio.CancelScope(shield=True):
@@ -82,6 +85,8 @@ class Services:
             try:
                 with trio.CancelScope(shield=True):
                     await session.blocking.run(session.storage.checkpoint)
+                    if session.closed:
+                        return
                     # What came meanwhile, between two batches, which takes a millisecond: only a
                     # log that was moved whole is begun again from its start. One that grows costs
                     # each flush about 0.2 ms more (ext4), for the new size of the file.

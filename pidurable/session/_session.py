@@ -27,9 +27,9 @@ from pidurable.session._history import Transcripts
 from pidurable.session._line import CommitLine
 from pidurable.session._reads import guarded_reads
 from pidurable.session._rows import (
-    conversation_of as conversation_of,
-    entry_of as entry_of,
-    submission_of as submission_of,
+    conversation_of,
+    stored_entry,
+    stored_submission,
 )
 from pidurable.session._seams import (
     Blocking,
@@ -114,6 +114,8 @@ class Session:
         self._services = Services(self)
         self._staged = Staged()
         self._refusing = False
+        self.closed = False
+        """Whether the storage is closed: nothing more may be asked of the writer's thread."""
         self.owner_conversation: Callable[[int], int | None] = lambda _: None
         """Set by the tasks layer: the conversation of a task."""
 
@@ -146,7 +148,7 @@ class Session:
     def staged_open_submissions(self, conversation_id: int) -> dict[int, SubmissionRecord]:
         """Submissions of a conversation that were queued or placed, as staged so far, by id."""
         rows = self.storage.open_submissions(conversation_id)
-        found = {row.id: submission_of(row) for row in rows}
+        found = {row.id: stored_submission(row, self.storage.store) for row in rows}
         for record in self._staged.submissions.values():
             if record.conversation_id == conversation_id:
                 found[record.id] = record
@@ -259,7 +261,7 @@ class Session:
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
         row = self.storage.submission(submission_id) if is_id(submission_id) else None
-        return None if row is None else submission_of(row)
+        return None if row is None else stored_submission(row, self.storage.store)
 
     @staticmethod
     def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
@@ -273,7 +275,7 @@ class Session:
     # --- transcripts ---------------------------------------------------------------------
 
     def entry_of(self, row: EntryRow) -> Entry:
-        return entry_of(row, self.codec)
+        return stored_entry(row, self.codec, self.storage.store)
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
@@ -345,6 +347,7 @@ class Session:
         """Whether a sign of life was stored within the last lease: else no phase may start."""
         return self._services.is_confirmed()
 
+    @trio.lowlevel.enable_ki_protection
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Heartbeats, checkpoints and reports, for as long as the session is open."""
         await self._services.serve(task_status=task_status)
@@ -369,6 +372,7 @@ class Session:
                 try:
                     await self.worker.run(self.storage.close)  # noqa: ASYNC102 - shielded above
                 finally:
+                    self.closed = True
                     self.worker.close()
 
     def _store_closing(self, batch: Batch) -> None:

@@ -120,6 +120,9 @@ class BatchWriter:
                 else:
                     await self._worker.run(self._storage.apply, stored)
             except StorageRefusedError as refused:
+                # A lock that another process holds keeps the call waiting: the next one waits in
+                # the thread, and not in the loop.
+                small = False
                 now = trio.current_time()
                 if give_up_at is None:
                     give_up_at = now + self._settings.storage_retry_seconds
