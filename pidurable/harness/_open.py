@@ -39,7 +39,7 @@ from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._definition import Task, definition_info
-from pidurable.tasks._open import open_runtime
+from pidurable.tasks._open import bare, open_runtime, outranks
 from pidurable.tasks._runtime import Runtime
 from pidurable.tasks._transaction import TreeTransaction
 
@@ -367,6 +367,7 @@ def open_storage(
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def open_harness(
     store: str | os.PathLike[str] | Storage,
     *,
@@ -450,6 +451,9 @@ async def open_harness(
                 except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
                     error = caught
                 nursery.cancel_scope.cancel()
+        except BaseException as late:  # noqa: ASYNC103 - raised below, bare
+            if error is None or outranks(late, error):
+                error = bare(late)
         finally:
             unsubscribe()
             harness.release()

@@ -229,7 +229,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
         An abandoned thread would go on charging after the refund, so it is joined.
         """
-        return await self._runtime.session.blocking.run(fn, *args)
+        return await self._runtime.blocking.run(fn, *args)
 
     def report(self, error: BaseException | str) -> None:
         """Report something that went wrong without ending the task."""

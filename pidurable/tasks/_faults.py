@@ -30,6 +30,7 @@ async def write_fault(
     info = error if isinstance(error, ErrorInfo) else error_info(error, with_traceback=True)
     done: list[str] = []
 
+    @trio.lowlevel.enable_ki_protection
     def body(tx: TreeTransaction) -> None:
         found = tx.view.task(phase.task_id)
         if found is None or runtime.closing or not invocation.runs(found):

@@ -175,7 +175,7 @@ class Index:
         elif new.status is PENDING:
             if changed or (old is not None and old.blocked is not None):
                 self.push_ready(new)
-        elif new.status is WAITING and changed:
+        elif new.status is WAITING and changed and new.wait is not None:
             self._enter_wait(new)
 
     def _adopt_intent(self, old: Node | None, new: Node) -> None:
@@ -204,13 +204,35 @@ class Index:
     # --- ready and abort -----------------------------------------------------------------
 
     def push_ready(self, node: Node) -> None:
-        """Queue a task that may be reserved; one that retries later, when its moment is there."""
-        if node.blocked is not None:
+        """Queue a task that may be reserved; one that retries later, when its moment is there.
+
+        One whose last handler has not returned is not queued: `joined` does it then.
+        """
+        if node.blocked is not None or node.id in self.running:
             return
-        if node.ready_us > self._now_us():
-            heapq.heappush(self.timers, (node.ready_us, node.id))
-        else:
+        if not self.put_off(node):
             self.ready.push(node.kind, self._top_of(node.conversation), node.id)
+
+    def put_off(self, node: Node) -> bool:
+        """Wait for the moment of a retry, if it is still to come; False if it is not."""
+        if node.not_before_us <= self._now_us():
+            return False
+        heapq.heappush(self.timers, (node.not_before_us, node.id))
+        return True
+
+    def joined(self, node: Node, *, again: bool) -> None:
+        """The last handler of a task has returned: queue what was held back until then.
+
+        Args:
+            again: The storage refused what the handler did. The task stays at its checkpoint,
+                uncharged, and its turn comes again. Nothing can be written about it now.
+        """
+        if node.marked:
+            self.abort_candidate(node)
+        elif node.status is PENDING or (node.status is RUNNING and again):
+            self.push_ready(node)
+        elif node.status is WAITING:
+            self.wakes.append(node.id)
 
     def abort_candidate(self, node: Node) -> None:
         """Queue a marked task if its abort handler may run now.
@@ -220,9 +242,7 @@ class Index:
         """
         if not self.may_abort(node):
             return
-        if node.status is PENDING and node.ready_us > self._now_us():
-            heapq.heappush(self.timers, (node.ready_us, node.id))
-        else:
+        if node.status is not PENDING or not self.put_off(node):
             self.abort_ready.append(node.id)
 
     def may_abort(self, node: Node) -> bool:
@@ -313,7 +333,7 @@ class Index:
             if node.status is WAITING and not node.marked:
                 if node.wait is not None and node.wait.deadline_us == moment:
                     self.wakes.append(id)
-            elif node.status is PENDING and node.ready_us == moment:
+            elif node.status is PENDING and node.not_before_us == moment:
                 if node.marked:
                     self.abort_candidate(node)
                 else:

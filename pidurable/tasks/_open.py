@@ -26,12 +26,14 @@ from pidurable.session._seams import (
 )
 from pidurable.session._session import Session
 from pidurable.storage import HolderClaim, MemoryStorage, Storage
+from pidurable.tasks._errors import leaves
 from pidurable.tasks._installed import Definitions
 from pidurable.tasks._recovery import recover
 from pidurable.tasks._runtime import Runtime
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def open_runtime(
     storage: Storage,
     *,
@@ -89,33 +91,63 @@ async def open_runtime(
         raise
     runtime = Runtime(session, snapshot=snapshot)
     error: BaseException | None = None
+    late: BaseException | None = None
     scope = trio.CancelScope()
     with scope:
         try:
             async with trio.open_nursery() as services:
                 services.start_soon(session.serve)  # noqa: ASYNC113 - runs as long as the body
                 services.start_soon(runtime.runner.report_stopping)
-                async with trio.open_nursery() as nursery:
-                    body = trio.CancelScope()
-                    runtime.runner.on_fatal = body.cancel
-                    try:
-                        with body:
-                            if prepare is not None:
-                                prepare(runtime)
-                            await recover(runtime)
-                            runtime.serve(nursery)
-                            yield runtime
-                    except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
-                        error = caught
-                    # From here on nothing outside may cut the closing short.
-                    scope.shield = True
-                    runtime.begin_close()
-                    nursery.cancel_scope.cancel()
+                try:
+                    async with trio.open_nursery() as nursery:
+                        body = trio.CancelScope()
+                        runtime.runner.on_fatal = body.cancel
+                        try:
+                            with body:
+                                if prepare is not None:
+                                    prepare(runtime)
+                                await recover(runtime)
+                                runtime.serve(nursery)
+                                yield runtime
+                        except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
+                            error = caught
+                        # From here on nothing outside may cut the closing short.
+                        scope.shield = True
+                        runtime.begin_close()
+                        nursery.cancel_scope.cancel()
+                except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
+                    late = caught
                 await session.close(runtime.closing_writes)
                 services.cancel_scope.cancel()
+        except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
+            late = late or caught
         finally:
             runtime.release_waiters()
     if runtime.runner.fatal is not None:
         raise runtime.runner.fatal
+    if late is not None and (error is None or outranks(late, error)):
+        raise bare(late)
     if error is not None:
         raise error
+
+
+def bare(error: BaseException) -> BaseException:
+    """What a nursery of ours raises, without the group that the host knows nothing of.
+
+    Ctrl-C that arrives while a nursery waits for its children comes out of it in a group.
+    """
+    for leaf in leaves(error):
+        if isinstance(leaf, KeyboardInterrupt | SystemExit):
+            return leaf
+    found = leaves(error)
+    return found[0] if len(found) == 1 else error
+
+
+def outranks(late: BaseException, error: BaseException) -> bool:
+    """Whether what came while closing is what the host has to hear, and not what its body raised.
+
+    A cancellation that came from inside says nothing of its cause, and Ctrl-C is always heard.
+    """
+    return all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)) or isinstance(
+        bare(late), KeyboardInterrupt | SystemExit
+    )

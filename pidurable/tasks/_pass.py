@@ -17,6 +17,8 @@ import heapq
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import trio
+
 from pidurable.records._limits import PASS_RECORDS_MAX
 from pidurable.records._tasks import OutcomeRecord
 from pidurable.storage import Op
@@ -52,6 +54,7 @@ class Pass:
         self._planned: Counter[str] = Counter()
         self._tx: TreeTransaction
 
+    @trio.lowlevel.enable_ki_protection
     def fill(self, tx: TreeTransaction) -> None:
         """Write what is due. The body of the commit; awaits nothing and reads no input."""
         self._tx = tx
@@ -236,6 +239,9 @@ class Pass:
             found = tx.view.task(id)
             if found is None or found.status is not WAITING or found.marked:
                 continue
+            if id in index.running:
+                # The handler that waited has not returned; it is looked at again when it has.
+                continue
             reason = index.due(found, now)
             if reason is None:
                 if found.wait is not None and found.wait.deadline_us is not None:
@@ -270,7 +276,8 @@ class Pass:
             found = tx.view.task(id)
             if found is None or id in self._starting or not index.may_abort(found):
                 continue
-            if found.status is PENDING and found.ready_us > tx.now_us():
+            if found.status is PENDING and index.put_off(found):
+                # The clock was set back since it was queued.
                 continue
             self.records += 1
             self._abort(tx.view.edit_task(id))
@@ -331,10 +338,10 @@ class Pass:
             or found.status not in (PENDING, RUNNING)
             or found.blocked is not None
             or found.marked
-            or found.ready_us > tx.now_us()
             or id in self._starting
             or id in self._index.running
             or self._runtime.under_intent(tx.view, found)
+            or self._index.put_off(found)
         ):
             return
         self._reserve(tx.view.edit_task(id))

@@ -10,11 +10,12 @@ O(history), and runs no code of any task.
 
 from __future__ import annotations
 
+from pidurable.errors import NotJsonError
 from pidurable.records import _codec, _json
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op
 from pidurable.tasks._runtime import CODE_BLOCKS, Runtime
-from pidurable.tasks._tree import PENDING, RUNNING, Node, View
+from pidurable.tasks._tree import PENDING, RUNNING, WAITING, Node, View
 
 _PAGE = 10_000
 
@@ -40,6 +41,11 @@ async def recover(runtime: Runtime) -> int:
             changed.append(node)
         elif node.blocked in CODE_BLOCKS and snapshot.definition(node.kind) is not None:
             node.blocked = None
+            changed.append(node)
+        elif node.status is WAITING and (node.wait is None) is (node.blocked is None):
+            # Damage takes this one task off every path; what was damaged is as it was, and may
+            # be restored.
+            node.blocked = "unknown_record" if node.wait is None else None
             changed.append(node)
     if changed:
 
@@ -71,7 +77,10 @@ def _read(runtime: Runtime) -> list[Node]:
     after = 0
     while waits := storage.waits(after=after, limit=_PAGE):
         for task_id, text in waits:
-            nodes[task_id].wait = _codec.decode_wait(_json.loads_stored(text))
+            try:
+                nodes[task_id].wait = _codec.decode_wait(_json.loads_stored(text))
+            except NotJsonError as error:
+                runtime.report(task_id, f"unknown_record: what it waits for: {error}")
         after = waits[-1][0]
     return list(nodes.values())
 

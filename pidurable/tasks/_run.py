@@ -16,6 +16,7 @@ The line decides between a mark, a fault and an outcome: whoever's body comes fi
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,12 @@ from pidurable.errors import (
     NotJsonError,
     SessionClosedError,
     SessionPoisonedError,
+    StorageAccessError,
+    StorageCorruptError,
     StorageRefusedError,
 )
 from pidurable.records import _json
+from pidurable.records._limits import PROBE_SECONDS
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
@@ -128,13 +132,15 @@ class _Unreadable(Exception):
 @trio.lowlevel.enable_ki_protection
 async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
     """Run the phases of one invocation until the step ends it."""
-    try:
-        phase, input = _begin(runtime, invocation)
-    except _Unreadable as unreadable:
-        await _block(runtime, invocation, str(unreadable))
-        return
     with invocation.scope:
-        await _run_phases(runtime, invocation, phase, input)
+        try:
+            phase, input = _begin(runtime, invocation)
+        except _Unreadable as unreadable:
+            await _block(runtime, invocation, str(unreadable))
+        except (StorageAccessError, StorageCorruptError) as error:
+            await _after_failed_read(runtime, invocation, error)
+        else:
+            await _run_phases(runtime, invocation, phase, input)
 
 
 async def _run_phases(runtime: Runtime, invocation: Invocation, phase: Phase, input: Any) -> None:
@@ -265,12 +271,15 @@ async def _step(
     if not invocation.aborting and (node.marked or runtime.below_intent(node)):
         return None
     if isinstance(error, BaseException):
-        if _is_storage_trouble(error):
-            invocation.again = True
+        trouble = _storage_trouble(error, runtime.session.storage.store)
+        if trouble is not None:
+            await _after_failed_read(runtime, invocation, trouble)
             return None
         if all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
-            # Cancelled and neither marked nor closing: the host is being torn down.
-            return None
+            if trio.current_effective_deadline() == -math.inf:
+                # Cancelled and neither marked nor closing: the host is being torn down.
+                return None
+            error = _stray_cancellation(phase)
     committed = phase.reached
     if error is None and committed in (None, (phase.tag, phase.checkpoint)):
         if phase.storage_refused:
@@ -316,48 +325,87 @@ def _no_progress(phase: Phase) -> ErrorInfo:
     return ErrorInfo(type="no_progress", message=message)
 
 
-def _is_storage_trouble(error: BaseException) -> bool:
-    """A refused or uncertain commit is never the task's fault, also not as the cause of others."""
-    kinds = (StorageRefusedError, SessionPoisonedError, SessionClosedError)
+def _stray_cancellation(phase: Phase) -> ErrorInfo:
+    message = (
+        f"phase {phase.tag!r} of {phase.info.name} raised trio.Cancelled, which nobody sent it; "
+        "a cancellation that a handler keeps must not be raised outside of its own cancel scope"
+    )
+    return ErrorInfo(type="trio.Cancelled", message=message)
 
-    def caused(leaf: BaseException | None) -> bool:
+
+_Trouble = (
+    StorageRefusedError
+    | SessionPoisonedError
+    | SessionClosedError
+    | StorageAccessError
+    | StorageCorruptError
+)
+
+
+def _storage_trouble(error: BaseException, store: str) -> _Trouble | None:
+    """What the session's own storage did, if that is why a handler raised, else None.
+
+    A refused or uncertain commit, or a read that failed, is never the task's fault, also not as
+    the cause of other errors. Another store that the handler opened is its own business.
+    """
+    found: list[_Trouble] = []
+    for leaf in leaves(error):
+        cause: BaseException | None = leaf
         seen: set[int] = set()
-        while leaf is not None and id(leaf) not in seen:
-            if isinstance(leaf, kinds):
-                return True
-            seen.add(id(leaf))
-            leaf = leaf.__cause__
-        return False
+        while cause is not None and id(cause) not in seen:
+            if isinstance(cause, _Trouble) and cause.store == store:
+                found.append(cause)
+                break
+            seen.add(id(cause))
+            cause = cause.__cause__
+        else:
+            return None
+    damage = [each for each in found if isinstance(each, StorageCorruptError)]
+    return (damage or found)[0]
 
-    return all(caused(leaf) for leaf in leaves(error))
+
+async def _after_failed_read(runtime: Runtime, invocation: Invocation, trouble: _Trouble) -> None:
+    """Leave the task at its checkpoint, uncharged, with its turn to come; damage blocks it."""
+    if isinstance(trouble, StorageCorruptError):
+        await _block(runtime, invocation, str(trouble), reason="unknown_record")
+        return
+    invocation.again = True
+    if isinstance(trouble, StorageAccessError):
+        # Commits may still go through, so nothing but this keeps it from trying without end.
+        runtime.report(invocation.task_id, f"a read failed and is tried again: {trouble}")
+        await trio.sleep(PROBE_SECONDS)
 
 
-async def _block(runtime: Runtime, invocation: Invocation, why: str) -> None:
-    """Take a task that its definition cannot read off every path, with the reason stored.
+async def _block(
+    runtime: Runtime, invocation: Invocation, why: str, *, reason: str = "checkpoint_unreadable"
+) -> None:
+    """Take a task that cannot be read off every path, with the reason stored.
 
-    An abort that finds it so is over: no code can take the task.
+    An abort is over where its definition cannot read the task: no code can take it.
     """
 
+    @trio.lowlevel.enable_ki_protection
     def body(tx: TreeTransaction) -> None:
         if runtime.closing or not invocation.runs(tx.view.task(invocation.task_id)):
             return
         node = tx.view.edit_task(invocation.task_id)
-        if invocation.aborting:
-            tx.settle(node, OutcomeRecord(status="orphaned", reason="checkpoint_unreadable"))
+        if invocation.aborting and reason == "checkpoint_unreadable":
+            tx.settle(node, OutcomeRecord(status="orphaned", reason=reason))
             runtime.on_settled_by_scheduler(tx, node, "orphaned", None)
             return
         node.status = PENDING
         # A mark that came first lifts the reason: the abort looks for itself.
-        node.blocked = None if node.marked else "checkpoint_unreadable"
+        node.blocked = reason if invocation.aborting or not node.marked else None
         tx.put_state(node)
 
-    runtime.report(invocation.task_id, f"checkpoint_unreadable: {why}")
+    runtime.report(invocation.task_id, f"{reason}: {why}")
     await write(runtime, invocation, body)
 
 
 async def _hand_over(runtime: Runtime, invocation: Invocation, phase: Phase) -> None:
     """Back to pending with everything it has; the new code reserves and decodes it."""
 
+    @trio.lowlevel.enable_ki_protection
     def body(tx: TreeTransaction) -> None:
         if runtime.closing or not invocation.runs(tx.view.task(phase.task_id)):
             return

@@ -115,15 +115,12 @@ class Runner:
             del self.invocations[task_id]
             self._index.running.discard(task_id)
         node = self._runtime.published.task(task_id)
-        if node is not None:
-            if node.marked:
-                self._index.abort_candidate(node)
-            elif node.status is RUNNING and invocation.again:
-                # The storage refused: the task stays at its checkpoint, uncharged, and its turn
-                # comes again. Nothing can be written about it now.
-                self._index.push_ready(node)
+        # Another invocation may have its number by now; then this one says nothing of the task.
+        if node is not None and task_id not in self._index.running:
+            self._index.joined(node, again=invocation.again)
         self._free_slot(task_id, invocation.kind)
 
+    @trio.lowlevel.enable_ki_protection
     async def report_stopping(self) -> None:
         """Name every handler that takes long to stop, again and again; it is never left behind."""
         while True:

@@ -19,7 +19,7 @@ from pidurable.errors import (
 )
 from pidurable.records._codec import Codec
 from pidurable.records._tasks import ErrorInfo, Outcome
-from pidurable.session._seams import logger
+from pidurable.session._seams import Blocking, ThreadBlocking, logger
 from pidurable.session._session import Session
 from pidurable.storage import Op
 from pidurable.tasks._cycles import Cycles
@@ -61,6 +61,10 @@ class Runtime(SessionTree):
     def __init__(self, session: Session, *, snapshot: Callable[[], Definitions]) -> None:
         super().__init__(session)
         self.snapshot = snapshot
+        # The code of tasks may block for as long as it likes; the session's own reads, for which a
+        # commit may be holding the line, do not queue behind it.
+        own = isinstance(session.blocking, ThreadBlocking)
+        self.blocking: Blocking = ThreadBlocking() if own else session.blocking
         self.cycles = Cycles(self.index)
         self.waits = Waits(self)
         self.runner = Runner(self)
@@ -321,6 +325,7 @@ class Runtime(SessionTree):
         """Nobody is left waiting for a session that has closed."""
         self.waits.release()
 
+    @trio.lowlevel.enable_ki_protection
     async def _guard(self, serve: Callable[[], Any]) -> None:
         try:
             await serve()

@@ -115,6 +115,7 @@ class Scheduler:
     async def _probe(self) -> None:
         """Write something that changes nothing. If it is accepted, the line says so."""
 
+        @trio.lowlevel.enable_ki_protection
         def body(tx: TreeTransaction) -> None:
             tx.writes.append((Op.CHECKPOINT_DELETE, (0,)))
 

@@ -134,6 +134,15 @@ class Node:
         return self.abort_us is not None
 
     @property
+    def not_before_us(self) -> int:
+        """When a task that retries may run again; 0 for every other.
+
+        Of all the others `ready_us` only says since when they are ready, which a clock that was
+        set back must not turn into a wait.
+        """
+        return self.ready_us if self.tries else 0
+
+    @property
     def intent(self) -> bool:
         """Whether everything below is to be aborted: a mark, or a held outcome but completed."""
         if self.status is TERMINAL:

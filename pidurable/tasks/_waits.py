@@ -14,7 +14,9 @@ import trio
 
 from pidurable.errors import (
     NoResultError,
+    NotJsonError,
     SessionClosedError,
+    StorageCorruptError,
     UnknownTaskError,
     WaitTimeoutError,
     show,
@@ -150,7 +152,12 @@ class Waits:
         if row.status != Status.TERMINAL or text is None:
             # Stored a moment ago and not published yet: for everybody it has not ended.
             raise NoResultError(task_id, f"is {Status(row.status).word}")
-        record: OutcomeRecord = _codec.decode_outcome(_json.loads_stored(text))
+        try:
+            record: OutcomeRecord = _codec.decode_outcome(_json.loads_stored(text))
+        except NotJsonError as error:
+            raise StorageCorruptError(
+                storage.store, f"the outcome of task {task_id} cannot be read: {error}"
+            ) from error
         snapshot = runtime.snapshot()
         definition = snapshot.definition(row.kind)
         decode: Callable[[Any], Any] | None = None
