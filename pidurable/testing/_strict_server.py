@@ -12,6 +12,7 @@ As a program it prints its port and serves until it is ended::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -97,12 +98,10 @@ class StrictServer:
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answer one request on a connection, and close it."""
         async with stream:
-            try:
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 received = await _receive(stream)
                 if received is not None:
                     await self._answer(stream, *received)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return  # the client went away; its exchange says so
 
     async def _answer(
         self,
@@ -117,6 +116,9 @@ class StrictServer:
             nursery.start_soon(_watch, stream, exchange, nursery.cancel_scope)
             try:
                 await self._respond(stream, method, exchange)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                # The client was killed. It must not leave the nursery, as part of a group.
+                exchange.left.set()
             finally:
                 exchange.ended.set()
             nursery.cancel_scope.cancel()

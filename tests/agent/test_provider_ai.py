@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -485,6 +487,30 @@ async def test_cancelling_before_the_headers_closes_the_connection() -> None:
         await exchange.left.wait()
 
     assert not exchange.status or exchange.status == 200
+
+
+async def test_clients_that_are_killed_in_mid_stream_do_not_end_the_server() -> None:
+    """A connection that is reset while pieces are written ends that answer, and no other."""
+    many = Step(text=tuple("word " for _ in range(20_000)))
+    body = json.dumps(
+        {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}]}
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+    async with strict_openai_server([many]) as server:
+        for _ in range(20):
+            stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+            await stream.send_all(head % len(body) + body)
+            await stream.receive_some(1000)
+            # Without lingering a close is a reset, as by a process that was killed.
+            linger = struct.pack("ii", 1, 0)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            await stream.aclose()
+        for exchange in server.requests:
+            await exchange.left.wait()
+        answer = await ask(models_for(server), request())
+
+    assert answer.text.startswith("word word")
 
 
 # --- secrets, environment, the server itself --------------------------------------------------

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+# Some sixty processes are started, each of which imports a provider's library.
+pytestmark = pytest.mark.timeout(240)
+
 HERE = Path(__file__).parent
 
 SCRIPT = """
