@@ -34,6 +34,7 @@ class Cycles:
         self._index = index
         self._staged_children: dict[int, list[int]] = {}
         self._staged_waiters: dict[int, list[int]] = {}
+        self._staged_waits: set[int] = set()
         self._held_by: dict[int, dict[int, int]] = {}
         """By waiter: the tasks that its invocation waits for in memory, counted."""
         self._held_on: dict[int, dict[int, int]] = {}
@@ -46,13 +47,25 @@ class Cycles:
         for node in nodes:
             if node.above is not None and (node.live or node.contributes_all()):
                 self._staged_children.setdefault(node.above, []).append(node.id)
-            if isinstance(node, Node) and is_edge(node):
+            if isinstance(node, Node) and is_edge(node) and self._is_new(node):
                 assert node.wait is not None
+                self._staged_waits.add(node.id)
                 for id in node.wait.on or ():
                     self._staged_waiters.setdefault(id, []).append(node.id)
 
+    def _is_new(self, waiting: Node) -> bool:
+        """Whether a wait was made in this batch; a published one is in the index.
+
+        An owner that waits for all of its children is part of the commit of each that ends: it
+        must not cost all of them each time.
+        """
+        before = self._index.published.task(waiting.id)
+        known = before is not None and before.wait is waiting.wait
+        return not known and waiting.id not in self._staged_waits
+
     def unstage(self) -> None:
         """The batch was published, or failed."""
+        self._staged_waits.clear()
         self._staged_children.clear()
         self._staged_waiters.clear()
 
