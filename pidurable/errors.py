@@ -563,7 +563,9 @@ class HolderLostError(SessionPoisonedError):
     current: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.cause = f"epoch {self.epoch} was replaced by {self.current}"
+        self.cause = (
+            f"another process took it over (epoch {self.epoch} was replaced by {self.current})"
+        )
 
 
 @attrs.define(eq=False)

@@ -7,6 +7,7 @@ stands on the session takes part as a `Participant` and in no other way.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +15,13 @@ from typing import Any, TypeVar
 
 import trio
 
-from pidurable.errors import NotFoundError, PidurableError, SessionPoisonedError, show
+from pidurable.errors import (
+    HolderLostError,
+    NotFoundError,
+    PidurableError,
+    SessionPoisonedError,
+    show,
+)
 from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
@@ -368,6 +375,8 @@ class Session:
                         clean=True,
                     )
                     await self.worker.run(self._store_closing, batch)
+                elif isinstance(self.line.poison, HolderLostError):
+                    await self.worker.run(self._leave_lost)
             finally:
                 try:
                     await self.worker.run(self.storage.close)  # noqa: ASYNC102 - shielded above
@@ -382,6 +391,11 @@ class Session:
         except PidurableError as refused:
             # Everything accepted is durable; without the mark the next opening recovers.
             logger.warning("closed without the closing mark: %s", refused)
+
+    def _leave_lost(self) -> None:
+        """Tidy up the lock file, which no record names any more, so that nobody else will."""
+        with contextlib.suppress(PidurableError):
+            self.storage.release(self.epoch)
 
 
 @asynccontextmanager

@@ -227,3 +227,20 @@ async def test_settings_decide_how_often_a_sign_of_life_is_given(
         storage.add(Fault.refuse("heartbeat", times=100))
         await trio.sleep(3)
         assert not session.confirmed()
+
+
+def _lock_files(folder: Path) -> list[str]:
+    return [each.name for each in folder.glob("*.lock.*")]
+
+
+async def test_a_replaced_holder_takes_its_lock_file_with_it(tmp_path: Path) -> None:
+    """No record names the file any more, so nobody else would ever remove it."""
+    path = tmp_path / "session.sqlite"
+    first = make_session(SqliteStorage(path))
+    second = make_session(SqliteStorage(path, create=False), takeover=True, holder_id="other")
+    with pytest.raises(HolderLostError):
+        await new_conversation(first)
+    await first.close(list)
+    assert _lock_files(tmp_path) == ["session.sqlite.lock.2"]
+    await second.close(list)
+    assert _lock_files(tmp_path) == []
