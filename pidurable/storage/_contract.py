@@ -50,6 +50,7 @@ class Op(enum.IntEnum):
     REVISION = 20  # RevisionRow: insert
     REVISIONS_DELETE = 21  # (document, seq): delete revisions of the document before this seq
     BLOB = 22  # (sha256 hex, bytes): insert or ignore
+    SIGNAL_READ = 23  # (signal id,): no longer unread, but its key stays taken; payload dropped
 
 
 class ConversationRow(NamedTuple):

@@ -178,6 +178,8 @@ class _Data:
     memos: dict[int, dict[str, str]] = attrs.Factory(dict)
     signals: dict[int, SignalRow] = attrs.Factory(dict)
     signals_by_task: _Index = attrs.Factory(_Index)
+    """Under a task its unread ones, under ("read", task) those whose key is still taken."""
+    signals_read: dict[int, bool] = attrs.Factory(dict)
     signals_by_key: dict[tuple[int, str], int] = attrs.Factory(dict)
     submissions: dict[int, SubmissionRow] = attrs.Factory(dict)
     submissions_open: _Index = attrs.Factory(_Index)
@@ -289,13 +291,24 @@ class _Writer:
     def signal_delete(self, values: tuple[Any, ...]) -> None:
         row: SignalRow | None = self.undo.delete(self.data.signals, values[0])
         if row is not None:
-            self.undo.remove(self.data.signals_by_task, row.task, row.id)
+            was_read = self.undo.delete(self.data.signals_read, row.id)
+            place = ("read", row.task) if was_read else row.task
+            self.undo.remove(self.data.signals_by_task, place, row.id)
             if row.key is not None:
                 self.undo.delete(self.data.signals_by_key, (row.task, row.key))
 
+    def signal_read(self, values: tuple[Any, ...]) -> None:
+        row = self.data.signals.get(values[0])
+        if row is not None and row.id not in self.data.signals_read:
+            self.undo.put(self.data.signals, row.id, row._replace(payload="null"))
+            self.undo.put(self.data.signals_read, row.id, True)
+            self.undo.remove(self.data.signals_by_task, row.task, row.id)
+            self.undo.add(self.data.signals_by_task, ("read", row.task), row.id)
+
     def signals_delete(self, row: tuple[Any, ...]) -> None:
-        for signal in list(self.data.signals_by_task.of(row[0]).scan()):
-            self.signal_delete((signal,))
+        for place in (row[0], ("read", row[0])):
+            for signal in list(self.data.signals_by_task.of(place).scan()):
+                self.signal_delete((signal,))
 
     def submission(self, values: tuple[Any, ...]) -> None:
         row = SubmissionRow(*values)
@@ -622,7 +635,8 @@ class MemoryStorage:
 
     def live_signals(self) -> list[tuple[int, int]]:
         with self._data.mutex:
-            return sorted(self._use().signals_by_task.counts())
+            counts = self._use().signals_by_task.counts()
+            return sorted((task, count) for task, count in counts if isinstance(task, int))
 
     def signal_by_key(self, task: int, key: str) -> int | None:
         with self._data.mutex:

@@ -47,6 +47,7 @@ _COLUMNS: dict[Op, _Columns] = {
     Op.MEMOS_DELETE: _plain(task=int),
     Op.SIGNAL: _columns(SignalRow),
     Op.SIGNAL_DELETE: _plain(id=int),
+    Op.SIGNAL_READ: _plain(id=int),
     Op.SIGNALS_DELETE: _plain(task=int),
     Op.SUBMISSION: _columns(SubmissionRow),
     Op.SUBMISSION_STATE: _columns(SubmissionStateRow),

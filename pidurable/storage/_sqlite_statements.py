@@ -62,6 +62,7 @@ WRITES: dict[Op, str] = {
     Op.DOCUMENT_RETIRE: "update documents\nset retired = 1\nwhere id = ? and retired = 0",
     Op.REVISION: _insert("revisions", RevisionRow._fields),
     Op.REVISIONS_DELETE: "delete from revisions\nwhere document = ? and seq < ?",
+    Op.SIGNAL_READ: "update signals\nset read = 1, payload = 'null'\nwhere id = ?",
     Op.BLOB: "insert or ignore into blobs (sha256, bytes)\nvalues (?, ?)",
 }
 
@@ -138,8 +139,10 @@ READS: dict[str, str] = {
     "task_wait": "select value\nfrom waits\nwhere task = ?",
     "task_outcome": "select value\nfrom outcomes\nwhere task = ?",
     "task_memos": "select name, value\nfrom memos\nwhere task = ?\norder by name",
-    "signals": f"select {_SIGNAL}\nfrom signals\nwhere task = ?\norder by id\nlimit ?",
-    "live_signals": "select task, count(*)\nfrom signals\ngroup by task\norder by task",
+    "signals": f"select {_SIGNAL}\nfrom signals\nwhere task = ? and read = 0\norder by id\nlimit ?",
+    "live_signals": (
+        "select task, count(*)\nfrom signals\nwhere read = 0\ngroup by task\norder by task"
+    ),
     "signal_by_key": "select id\nfrom signals\nwhere task = ? and key = ? and key is not null",
     "submission": f"select {_SUBMISSION}\nfrom submissions\nwhere id = ?",
     "submission_by_request": (

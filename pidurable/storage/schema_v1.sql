@@ -152,11 +152,13 @@ create table signals (
   name text not null,
   key text,
   payload text not null,
-  at_us integer not null
+  at_us integer not null,
+  read integer not null default 0
 ) strict;
 
+-- One that was read stays until its task ends if it has a key, so that sending it again is noticed.
 create index signals_task
-  on signals (task);
+  on signals (task, read);
 
 create unique index signals_key
   on signals (task, key)

@@ -280,7 +280,9 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
                 continue
             self.unique[("received", row.id)] = row.id
             self.signalled[row.task] = self.signalled.get(row.task, 0) - 1
-            self.writes.append((Op.SIGNAL_DELETE, (row.id,)))
+            # A key stays taken for as long as the task lives: who sends it again is late, not new.
+            op = Op.SIGNAL_DELETE if row.key is None else Op.SIGNAL_READ
+            self.writes.append((op, (row.id,)))
             taken.append((row.name, _json.loads_stored(row.payload)))
         return taken
 

@@ -297,7 +297,7 @@ class TreeTransaction(Transaction):
     def signal(
         self, task_id: int, name: str, payload: Any = None, *, key: str | None = None
     ) -> None:
-        """Store a signal for a live task. The same `key` twice stores it once.
+        """Store a signal for a live task. The same `key` twice stores it once, read or not.
 
         Raises:
             UnknownTaskError: No such task.

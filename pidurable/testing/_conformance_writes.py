@@ -539,6 +539,25 @@ def signals_are_read_in_order_and_deleted(store: Store) -> None:
 
 
 @conformance_case
+def a_signal_that_was_read_keeps_its_key(store: Store) -> None:
+    """It is unread no more and its payload is gone; its key is free when its task has ended."""
+    storage = store.hold()
+    store.write(signal(1, key="k", payload='"long"'), signal(2), signal(3, task=9, key="k"))
+    store.write((Op.SIGNAL_READ, (1,)), (Op.SIGNAL_READ, (1,)), (Op.SIGNAL_READ, (77,)))
+    equal(ids(storage.signals(1)), [2])
+    equal(storage.live_signals(), [(1, 1), (9, 1)])
+    equal(storage.signal_by_key(1, "k"), 1)
+    raises(InternalError, store.write, signal(4, key="k"))
+    store.write((Op.SIGNALS_DELETE, (1,)), signal(5, key="k"))
+    equal(ids(storage.signals(1)), [5])
+    store.write((Op.SIGNAL_READ, (5,)), (Op.SIGNAL_DELETE, (5,)))
+    equal(storage.signal_by_key(1, "k"), None)
+    equal(storage.live_signals(), [(9, 1)])
+    raises(InternalError, store.write, (Op.SIGNAL_READ, (3,)), task_state(1))
+    equal(ids(storage.signals(9)), [3])
+
+
+@conformance_case
 def a_conversation_comes_back_whole(store: Store) -> None:
     """Every column of a conversation is stored."""
     storage = store.hold()

@@ -472,3 +472,28 @@ async def test_a_wait_leaves_its_tasks_alone_when_it_ends_early() -> None:
         await world.quiet()
         assert world.log[-1] == "woken by signal"
         assert world.status(child_of(world, task, "child")) == "running"
+
+
+async def test_a_signal_sent_again_after_it_was_received_is_stored_no_second_time() -> None:
+    """The key of a signal stays taken for as long as its task lives, also over a restart."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            world.log.extend(name for name, _ in tx.receive())
+            tx.wait(then=Next(1), signals=True)
+
+    async with world.open():  # C033
+        task = await world.create("a", script)
+        await world.signal(task, "pay", key="order-1")
+        await world.quiet()
+        await world.signal(task, "pay", key="order-1")
+        await world.quiet()
+    async with world.open():
+        await world.signal(task, "pay", key="order-1")
+        await world.signal(task, "other", key="order-2")
+        await world.quiet()
+        await world.abort(task)
+        await world.end(task)
+    assert [line for line in world.log if line in ("pay", "other")] == ["pay", "other"]
+    assert not world.base.reopen()._data.signals
