@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,11 @@ CHECKOUT = Path(__file__).parents[1]
 # A shared machine is slow at random moments; what a test claims is never how long it takes.
 settings.register_profile("pidurable", deadline=None)
 settings.load_profile("pidurable")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and so would its children be.
+# Tests press it, so it is what it is in a terminal.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
