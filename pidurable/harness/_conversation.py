@@ -19,7 +19,7 @@ from pidurable.agent._documents import (
     read_doc,
     update_doc,
 )
-from pidurable.agent._inbox import Content, open_submissions, submit, withdraw_queued
+from pidurable.agent._inbox import Content, submit, withdraw_queued
 from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._events import Event, EventStream, Snapshot
@@ -279,6 +279,3 @@ def checked_change(change: AgentChange) -> dict[str, Any]:
                 name, f"expected {kinds[name].__name__}, or None", show(value)
             )
     return given
-
-
-__all__ = ["Conversation", "change_agent", "open_submissions"]

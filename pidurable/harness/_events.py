@@ -17,7 +17,7 @@ from pidurable.agent._documents import LiveDocument, address_of, defaults_of
 from pidurable.records._entries import Entry
 from pidurable.records._limits import WATCH_FRAMES_MAX
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
-from pidurable.session._documents import Address, DocChange
+from pidurable.session._documents import DocChange
 from pidurable.session._transaction import Transaction
 
 
@@ -336,8 +336,3 @@ def _call_events(before: list[Any], after: list[Any], entries: list[Entry]) -> l
             new = text[len(shown) :] if grew else text
             events.append(ToolExecutionUpdate(call["task"], call["index"], new, not grew))
     return events
-
-
-def live_address(conversation_id: int) -> Address:
-    """Where `pi.live` of a conversation lives."""
-    return address_of(LiveDocument, conversation_id)

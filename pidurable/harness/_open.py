@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, TypeVar, cast, final
 
@@ -28,7 +28,7 @@ from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._events import EventStream, events_of
 from pidurable.harness._records import task_record
 from pidurable.records._checks import is_id
-from pidurable.records._codec import Codec, decode_usage, encode_usage
+from pidurable.records._codec import Codec, decode_usage
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
@@ -460,11 +460,3 @@ async def open_harness(
             registry.run_unloads()
         if error is not None:
             raise error
-
-
-def usage_json(totals: Mapping[str, Usage]) -> dict[str, Any]:
-    """Usage by model as JSON."""
-    return {name: encode_usage(usage) for name, usage in totals.items()}
-
-
-__all__ = ["Harness", "NotFoundError", "open_harness", "open_storage", "usage_json"]
