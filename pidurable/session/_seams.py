@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 import outcome
 import trio
@@ -33,6 +33,25 @@ class Clock(Protocol):
     def now_us(self) -> int: ...
 
 
+@runtime_checkable
+class VirtualClock(Clock, Protocol):
+    """A wall clock that moves exactly as trio's clock does, and says so when it is stepped.
+
+    Nothing has to poll it, and its seconds are nobody else's: a holder under such a clock never
+    falls silent, so it shows no signs of life every few seconds unless the clock is `shared`. That
+    is what lets years of timers pass in seconds.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether other holders go by this clock too, so that leases count."""
+        ...
+
+    def on_step(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after each step from now on, until what this returns is called."""
+        ...
+
+
 class SystemClock:
     """The clock of the machine."""
 
@@ -44,22 +63,49 @@ class SystemClock:
 class TrioClock:
     """A wall clock that follows trio's clock, for `trio.testing.MockClock`.
 
+    Give `blocking=InlineBlocking()` beside it: a virtual clock may jump while a thread works.
+
     Args:
         start_us: What the wall clock says when it is first asked, in UTC microseconds.
+        shared: Other holders of the store go by this very clock, say in a test of leases: signs
+            of life are stored as under a real clock, which makes long times slow. Else the holder
+            counts as alive until its process dies or it is replaced by `takeover`.
     """
 
-    def __init__(self, start_us: int = 1_700_000_000_000_000) -> None:
+    def __init__(self, start_us: int = 1_700_000_000_000_000, *, shared: bool = False) -> None:
         self._start_us = start_us
+        self._shared = shared
         self._origin: float | None = None
-        self.step_us = 0
+        self._step_us = 0
+        self._told: list[Callable[[], None]] = []
+
+    @property
+    def shared(self) -> bool:
+        """Whether other holders go by this clock too."""
+        return self._shared
+
+    @property
+    def step_us(self) -> int:
         """Added to every reading: set it to model a clock that was stepped."""
+        return self._step_us
+
+    @step_us.setter
+    def step_us(self, step_us: int) -> None:
+        self._step_us = step_us
+        for told in list(self._told):
+            told()
+
+    def on_step(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after each step from now on, until what this returns is called."""
+        self._told.append(told)
+        return lambda: self._told.remove(told)
 
     def now_us(self) -> int:
         """Return the wall-clock time."""
         now = trio.current_time()
         if self._origin is None:
             self._origin = now
-        return self._start_us + self.step_us + int((now - self._origin) * 1e6)
+        return self._start_us + self._step_us + int((now - self._origin) * 1e6)
 
 
 class Randomness(Protocol):

@@ -2,7 +2,7 @@
 
 The heartbeat is the one thing that keeps others from taking the session over, so it is counted
 from when it was asked for, not from when the answer came; and only it counts, since only it is what
-another process looks at.
+another process looks at. Under a virtual clock that nobody shares it is shown once, for good.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import trio
 
 from pidurable.errors import HolderLostError, PidurableError, StorageRefusedError
 from pidurable.session._body import watch_bodies
-from pidurable.session._seams import logger
+from pidurable.session._seams import VirtualClock, logger
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
@@ -22,6 +22,8 @@ _CHECKPOINT_PAGES = 1_000
 _PAGES_PER_BATCH = 3
 """What a batch writes beside its rows: the head, and the inner pages of the tables."""
 _WAL_PAGES_MAX = 8_000
+_NEVER_SILENT_US = 2**62
+"""A sign of life beyond every moment that a clock can tell."""
 
 
 class Services:
@@ -30,12 +32,16 @@ class Services:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._confirmed_at = trio.current_time()
+        clock = session.clock
+        self._alone = isinstance(clock, VirtualClock) and not clock.shared
+        """Whether nobody else can tell how long this holder has been silent."""
         self._pages = 0
         self._checkpoint_due = trio.Event()
 
     def is_confirmed(self) -> bool:
         """Whether a sign of life was stored within the last lease."""
-        return trio.current_time() - self._confirmed_at < self._session.settings.lease_seconds
+        silent = trio.current_time() - self._confirmed_at
+        return self._alone or silent < self._session.settings.lease_seconds
 
     def stored(self, rows: int) -> None:
         """Count a batch that went to the log, in pages as well as they can be guessed."""
@@ -56,25 +62,30 @@ class Services:
     @trio.lowlevel.enable_ki_protection
     async def _serve_heartbeat(self) -> None:
         session = self._session
+        if self._alone:
+            await self._heartbeat(_NEVER_SILENT_US)
+            return
         while session.line.poison is None:
             await trio.sleep(session.settings.heartbeat_seconds)
             if session.closed:
                 return
-            asked_at = trio.current_time()
-            try:
-                with trio.CancelScope(shield=True):
-                    await session.worker.run(
-                        session.storage.heartbeat, session.epoch, session.clock.now_us()
-                    )
-            except HolderLostError as lost:
-                session.line.set_poison(lost)
-            except StorageRefusedError as refused:
-                logger.warning("the heartbeat was not stored: %s", refused)
-            except PidurableError as unknown:
-                # Not confirmed. If the storage is broken, the next commit says so.
-                logger.warning("the heartbeat failed: %s", unknown)
-            else:
-                self._confirmed_at = asked_at
+            await self._heartbeat(session.clock.now_us())
+
+    async def _heartbeat(self, at_us: int) -> None:
+        session = self._session
+        asked_at = trio.current_time()
+        try:
+            with trio.CancelScope(shield=True):
+                await session.worker.run(session.storage.heartbeat, session.epoch, at_us)
+        except HolderLostError as lost:
+            session.line.set_poison(lost)
+        except StorageRefusedError as refused:
+            logger.warning("the heartbeat was not stored: %s", refused)
+        except PidurableError as unknown:
+            # Not confirmed. If the storage is broken, the next commit says so.
+            logger.warning("the heartbeat failed: %s", unknown)
+        else:
+            self._confirmed_at = asked_at
 
     @trio.lowlevel.enable_ki_protection
     async def _serve_checkpoints(self) -> None:

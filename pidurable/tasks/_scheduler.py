@@ -11,6 +11,7 @@ tree would starve itself); an abort invocation holds none.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import trio
 
 from pidurable.errors import SessionClosedError, SessionPoisonedError, StorageRefusedError
 from pidurable.records._limits import PROBE_SECONDS
+from pidurable.session._seams import VirtualClock
 from pidurable.storage import Op
 from pidurable.tasks._pass import Pass
 from pidurable.tasks._transaction import TreeTransaction
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pidurable.tasks._runtime import Runtime
 
 # A sleep re-checks the wall clock at least this often: it may be stepped, or the machine suspended.
+# A virtual clock tells when it is stepped, so it is not polled: a year has half a million minutes.
 _CLOCK_POLL_SECONDS = 60.0
 
 
@@ -171,7 +174,18 @@ class Scheduler:
             self._timer_wake.set()
 
     async def serve_timers(self) -> None:
-        """Sleep until the earliest moment; re-check the wall clock, which may be stepped."""
+        """Sleep until the earliest moment, however the wall clock gets there."""
+        clock = self._runtime.session.clock
+        if not isinstance(clock, VirtualClock):
+            await self._serve_timers(_CLOCK_POLL_SECONDS)
+            return
+        forget = clock.on_step(lambda: self._timer_wake.set())
+        try:
+            await self._serve_timers(math.inf)
+        finally:
+            forget()
+
+    async def _serve_timers(self, poll_seconds: float) -> None:
         index = self._index
         while True:
             self._timer_wake = trio.Event()
@@ -184,6 +198,6 @@ class Scheduler:
                 await self._timer_wake.wait()
                 continue
             # One microsecond more: waking early by rounding would sleep again for nothing.
-            seconds = min(_CLOCK_POLL_SECONDS, (self._timer_at - now) / 1e6 + 1e-6)
+            seconds = min(poll_seconds, (self._timer_at - now) / 1e6 + 1e-6)
             with trio.move_on_after(seconds):
                 await self._timer_wake.wait()

@@ -123,7 +123,7 @@ def make_session(
     takeover: bool = False,
     holder_id: str = "test",
 ) -> Session:
-    clock = TrioClock()
+    clock = TrioClock(shared=True)
     return Session(
         storage,
         settings=settings or Settings(),

@@ -1,13 +1,18 @@
-"""A wall clock that is set back delays nothing but what waits for a moment (C092)."""
+"""Wall clocks: one that is set back delays nothing (C092), a virtual one runs years in seconds."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import pytest
 import trio
 from recount import check_at_rest
-from worlds import Actor, World, done, forever
+from trio.testing import MockClock
+from worlds import Actor, Next, World, done, forever
 
+from pidurable.errors import StorageHeldError
+from pidurable.tasks._open import open_runtime
 from pidurable.tasks._retry import Retry
 
 _HOUR_US = 3_600 * 1_000_000
@@ -78,3 +83,55 @@ async def test_a_retry_that_was_queued_waits_again_after_a_step_back(autojump_cl
         with trio.fail_after(2 * 3_600):
             assert (await world.end(retries)).status == "completed"
         check_at_rest(rt)
+
+
+async def test_years_pass_without_a_poll_or_a_heartbeat(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a virtual clock the loop wakes only for what is due, with every default setting."""
+    world = World()
+
+    async def sleeps(at: Any, ctx: Any) -> None:
+        n = getattr(at, "n", 0)
+        if n == 10:
+            await ctx.complete("")
+        else:
+            await ctx.wait(then=Next(n + 1), deadline=ctx.now() + timedelta(days=365))
+
+    jumps: list[float] = []
+    jump = MockClock.jump
+
+    def counted(self: MockClock, seconds: float) -> None:
+        jumps.append(seconds)
+        jump(self, seconds)
+
+    monkeypatch.setattr(MockClock, "jump", counted)
+    async with world.open():
+        assert (await world.end(await world.create("a", sleeps))).status == "completed"
+        assert world.storage.count("heartbeat") == 1
+    assert sum(jumps) >= 10 * 365 * 86_400
+    assert len(jumps) < 100
+
+
+async def test_a_holder_under_a_virtual_clock_never_falls_silent(autojump_clock: Any) -> None:
+    """After a year without a commit nobody may take the store over unasked, and it still works."""
+    world = World()
+    async with world.open():
+        await trio.sleep(365 * 86_400)
+        with pytest.raises(StorageHeldError):
+            async with open_runtime(
+                world.base.reopen(), snapshot=lambda: world.definitions, clock=world.clock
+            ):
+                pass
+        assert (await world.end(await world.create("a", done))).status == "completed"
+
+
+async def test_a_closed_session_hears_no_steps() -> None:
+    """A virtual clock that outlives its sessions keeps none of them."""
+    world = World()
+    for _ in range(3):
+        async with world.open():
+            await world.quiet()
+            world.clock.step_us += 1
+            assert len(world.clock._told) == 1
+    assert world.clock._told == []

@@ -10,7 +10,7 @@ from recount import check_at_rest
 from worlds import ROOT, Harmless, Next, World, done, forever, parent_of
 
 from pidurable.errors import SessionPoisonedError, StorageRefusedError
-from pidurable.testing import Fault
+from pidurable.testing import Fault, TrioClock
 
 
 async def test_a_disk_that_is_full_for_a_second_loses_nothing(autojump_clock: Any) -> None:
@@ -134,6 +134,7 @@ async def test_no_phase_begins_after_the_last_confirmed_lease(autojump_clock: An
     """While heartbeats fail for longer than the lease nothing is started, and then it goes on."""
     # C023
     world = World()
+    world.clock = TrioClock(shared=True)
     began: list[float] = []
 
     async def loop(at: Any, ctx: Any) -> None:

@@ -147,7 +147,7 @@ class World:
 
     @asynccontextmanager
     async def open(
-        self, *, start: bool = True, faults: Iterable[Fault] = ()
+        self, *, start: bool = True, faults: Iterable[Fault] = (), clock: Any = None
     ) -> AsyncIterator[Runtime]:
         """Hold the store and run what is in it."""
         self.storage = FaultyStorage(self.base.reopen())
@@ -158,7 +158,7 @@ class World:
             self.storage,
             snapshot=lambda: self.definitions,
             settings=self.settings,
-            clock=self.clock,
+            clock=clock or self.clock,
             blocking=self.blocking,
             randomness=SeededRandomness(1),
         ) as runtime:
