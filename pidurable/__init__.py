@@ -92,8 +92,11 @@ if TYPE_CHECKING:
     from pidurable.records._submissions import SubmissionRecord as SubmissionRecord
     from pidurable.records._tasks import (
         ErrorInfo as ErrorInfo,
+        JoinPolicy as JoinPolicy,
+        OnRestart as OnRestart,
         Outcome as Outcome,
         OutcomeRecord as OutcomeRecord,
+        OutcomeStatus as OutcomeStatus,
         Status as Status,
         TaskRecord as TaskRecord,
         Wait as Wait,
@@ -219,8 +222,11 @@ _HOMES = {
     "pidurable.records._submissions": ("SubmissionRecord",),
     "pidurable.records._tasks": (
         "ErrorInfo",
+        "JoinPolicy",
+        "OnRestart",
         "Outcome",
         "OutcomeRecord",
+        "OutcomeStatus",
         "Status",
         "TaskRecord",
         "Wait",

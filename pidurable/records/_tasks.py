@@ -38,8 +38,11 @@ class Status(enum.IntEnum):
 
 
 OutcomeStatus = Literal["completed", "failed", "aborted", "orphaned", "faulted"]
+"""How a task ended."""
 JoinPolicy = Literal["all_settled", "fail_fast", "first_success"]
+"""When a wait on tasks aborts the others: never, at the first failure, at the first success."""
 OnRestart = Literal["go", "wait", "abort"]
+"""What a restart does to a live task and what is below it."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,39 @@ def test_a_tool_goes_on_with_its_sub_agents_after_a_restart() -> None:
 
     assert first.startswith("left while the tool said: '1 of 3: ")
     assert second == "Sunny everywhere."
+
+
+def test_reminders_of_months_ring_on_time_or_late_but_are_never_lost() -> None:
+    """One rings before the kill, one that came due meanwhile at the reopening, one on its day."""
+    assert run("05_timers.py") == [
+        "a process begins on 01 January",
+        "  08 January: water the plants",
+        "  it was killed on 15 February",
+        "a process begins on 22 March",
+        "  22 March: pay the rent",
+        "  01 April: renew the passport",
+    ]
+
+
+def test_an_approval_is_taken_once_and_in_time() -> None:
+    """A double click is one comment, silence fails at the deadline, and a late click is told."""
+    assert run("06_approval_by_signal.py") == [
+        "lunch: approved by Ada, comments: was it good?",
+        "yacht: failed",
+        "too late: task 3 has ended (failed)",
+    ]
+
+
+def test_the_policies_of_a_join_decide_who_is_aborted() -> None:
+    """All of a thousand end; the first success, or the first failure, aborts who still works."""
+    lines = [line.split(": ", 1) for line in run("07_fan_out.py")]
+
+    assert [policy for policy, _ in lines] == ["all_settled", "first_success", "fail_fast"]
+    assert [ast.literal_eval(counts) for _, counts in lines] == [
+        {"completed": 999, "failed": 1},
+        {"failed": 1, "completed": 1, "aborted": 1},
+        {"completed": 1, "failed": 1, "aborted": 1},
+    ]
 
 
 @pytest.mark.parametrize("name", NUMBERED)
