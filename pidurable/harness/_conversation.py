@@ -29,6 +29,7 @@ from pidurable.records._checks import check_reason
 from pidurable.records._entries import Conversation as ConversationRecord, Entry
 from pidurable.records._ids import TaskId
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
+from pidurable.records._tasks import OnRestart
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task
 from pidurable.tasks._transaction import TreeTransaction
@@ -135,6 +136,7 @@ class Conversation:
         key: str | None = None,
         background: bool = False,
         deadline: datetime | None = None,
+        on_restart: OnRestart | None = None,
     ) -> TaskId[ResultT]:
         """Create a task owned by this conversation, and start the harness.
 
@@ -144,6 +146,10 @@ class Conversation:
             key: Create it once: a second call with the same key gives the first task's id.
             background: This conversation's abort and idle waits do not reach it.
             deadline: Passing it aborts the task, with the reason `deadline`.
+            on_restart: What opening the store again does to it and to what is below, while it is
+                live: `go` recovers it, `wait` blocks it (`interrupted`) until
+                `harness.resume_task`, `abort` aborts it. None takes the nearest owner's; without
+                any it is `go`.
 
         Raises:
             UnknownDefinitionError: The definition is not installed.
@@ -158,6 +164,7 @@ class Conversation:
                 key=key,
                 background=background,
                 deadline=deadline,
+                on_restart=on_restart,
             )
         )
 

@@ -22,6 +22,8 @@ VIEW_PAGE_ENTRIES = 200
 WAL_BYTES_WARN = 64 * MIB
 PASS_RECORDS_MAX = 500
 SUSPECT_SECONDS = 60.0
+SUSPECT_RECOVERIES = 3
+"""From this recovery on without progress a task starts alone among its like."""
 PROBE_SECONDS = 1.0
 STOP_REPORT_SECONDS = 10.0
 MEMO_BYTES_MAX = 8 * KIB
@@ -51,6 +53,8 @@ class Settings:
     limits: dict[str, int] = attrs.Factory(dict)
     """Most running invocations by task kind."""
     recoveries_max: int = attrs.field(default=5, validator=v.gt(0))
+    on_fault: str = attrs.field(default="fault", validator=v.in_(("fault", "park")))
+    """What a fault does where the definition does not say: end the task, or block it, `faulted`."""
     owned_depth_max: int = attrs.field(default=32, validator=v.gt(0))
     queued_max: int = attrs.field(default=1_000, validator=v.gt(0))
     progress_seconds: float = attrs.field(default=0.1, validator=v.gt(0))

@@ -17,7 +17,7 @@ from pidurable.errors import InvocationEndedError, SessionPoisonedError, Storage
 from pidurable.records import _json
 from pidurable.records._checks import check_name
 from pidurable.records._ids import TaskId
-from pidurable.records._tasks import JoinPolicy, Outcome
+from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome
 from pidurable.tasks._definition import Task
 from pidurable.tasks._transaction import TaskTransaction
 
@@ -194,10 +194,13 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         *,
         key: str | None = None,
         deadline: datetime | None = None,
+        on_restart: OnRestart | None = None,
     ) -> TaskId[ChildResultT]:
         """Create a task owned by this one; with `key` it is created once and found again."""
         return await self._run(
-            lambda tx: tx.create_task(definition, input, key=key, deadline=deadline)
+            lambda tx: tx.create_task(
+                definition, input, key=key, deadline=deadline, on_restart=on_restart
+            )
         )
 
     # --- waiting and looking -------------------------------------------------------------

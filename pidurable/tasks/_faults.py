@@ -52,7 +52,7 @@ async def write_fault(
             node.ready_us = tx.now_us() + int(delay * 1e6)
             tx.put_state(node)
             done.append(f"try {node.tries} of {retry.tries} failed, the next in {delay:.3g} s")
-        elif phase.info.on_fault == "park":
+        elif _parks(runtime, phase, info):
             node.status = PENDING
             node.blocked = "faulted"
             tx.put_state(node)
@@ -65,6 +65,12 @@ async def write_fault(
     await write(runtime, invocation, body)
     if done:
         runtime.report(phase.task_id, f"{done[0]}: {info.type}: {info.message}")
+
+
+def _parks(runtime: Runtime, phase: Phase, error: ErrorInfo) -> bool:
+    """Whether a fault blocks its task. Out of time it ends: its owners are waiting to finish."""
+    on_fault = phase.info.on_fault or runtime.session.settings.on_fault
+    return on_fault == "park" and error.type != "abort_timeout"
 
 
 async def write(

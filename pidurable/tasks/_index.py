@@ -11,6 +11,7 @@ marks               owners with the intent to cancel, whose children are to be m
 to_mark             single tasks to mark, with the reason
 news                new tasks while some owner has the intent: are they below one?
 to_unblock          blocked tasks of definitions that are new
+resumed             interrupted tasks that were resumed, and what is below them
 joins               waiters whose join is decided: the others of it are to be marked
 ends                completing tasks with nothing live below
 wakes               waiting tasks whose condition may be there
@@ -61,6 +62,7 @@ class Index:
         self.to_mark: deque[tuple[int, str]] = deque()
         self.news: deque[int] = deque()
         self.to_unblock: deque[int] = deque()
+        self.resumed: deque[int] = deque()
         self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
         self.wakes: deque[int] = deque()
@@ -71,6 +73,8 @@ class Index:
         """By waiter: the task whose outcome decided its join first."""
         self.blocked: dict[str, set[int]] = {}
         self.active: set[int] = set()
+        self.interrupted = 0
+        """Live tasks that are blocked, `interrupted`."""
         self.intents = 0
         self.intents_version = 0
         self.running: set[int] = set()
@@ -164,7 +168,12 @@ class Index:
         if old is None and new.live and self.intents and not opening and not new.marked:
             # It may have been stored below an owner with the intent to cancel.
             self.news.append(new.id)
-        if old is None or old.below != new.below or changed:
+        if (
+            old is None
+            or changed
+            or old.below != new.below
+            or (old.recoveries and not new.recoveries)
+        ):
             self.released.append(new.id)
 
     def _adopt_undecided(self, old: Node | None, new: Node, *, changed: bool) -> None:
@@ -177,6 +186,9 @@ class Index:
                 self.push_ready(new)
         elif new.status is WAITING and changed and new.wait is not None:
             self._enter_wait(new)
+        elif new.status is WAITING and old is not None and old.blocked != new.blocked:
+            # What it waits for may have come while it was blocked.
+            self.wake_candidate(new)
 
     def _adopt_intent(self, old: Node | None, new: Node) -> None:
         was = old is not None and old.intent
@@ -193,6 +205,10 @@ class Index:
         was = None if old is None else old.blocked
         if was == new.blocked:
             return
+        self.interrupted += int(new.blocked == "interrupted") - int(was == "interrupted")
+        if was == "interrupted" and new.live:
+            # A mark lifts it as well; then what is below is marked from it.
+            self.resumed.append(new.id)
         if was is not None:
             tasks = self.blocked[new.kind]
             tasks.discard(new.id)
@@ -274,7 +290,11 @@ class Index:
                 self.joins.append(node.id)
         if wait.deadline_us is not None:
             heapq.heappush(self.timers, (wait.deadline_us, node.id))
-        if self.due(node, self._now_us()) is not None:
+        self.wake_candidate(node)
+
+    def wake_candidate(self, node: Node) -> None:
+        """Queue a waiting task if what it waits for is there."""
+        if node.blocked is None and self.due(node, self._now_us()) is not None:
             self.wakes.append(node.id)
 
     def _leave_wait(self, old: Node) -> None:
@@ -354,6 +374,7 @@ class Index:
             or self.to_mark
             or self.news
             or self.to_unblock
+            or self.resumed
             or self.joins
             or self.ends
             or self.wakes

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOOKS_MAX = 10 * PASS_RECORDS_MAX
+"""Most tasks that one pass looks at without writing them."""
+
 
 class Pass:
     """One pass: `fill` is the body of its commit, then either `adopted` or `put_back`."""
@@ -52,6 +55,8 @@ class Pass:
         self._candidates: deque[int] = deque()
         self._starting: set[int] = set()
         self._planned: Counter[str] = Counter()
+        self._trial: int | None = None
+        """The suspect that this pass starts."""
         self._tx: TreeTransaction
 
     @trio.lowlevel.enable_ki_protection
@@ -59,6 +64,7 @@ class Pass:
         """Write what is due. The body of the commit; awaits nothing and reads no input."""
         self._tx = tx
         self._unblock()
+        self._resume()
         self._mark()
         self._finish()
         self._wake()
@@ -69,6 +75,8 @@ class Pass:
     def adopted(self) -> None:
         """The commit is durable: keep what was found and did not fit."""
         self._index.expanded.clear()
+        if self._trial is not None:
+            self._scheduler.suspects.begin(self._trial)
         self._index.to_mark.extend(self._found)
         self._index.marks.extend(self._expanding)
 
@@ -95,6 +103,33 @@ class Pass:
             if found is not None and found.blocked not in (None, "interrupted"):
                 self._tx.unblock(self._tx.view.edit_task(found.id))
                 self.records += 1
+
+    def _resume(self) -> None:
+        """Let everything below a resumed task go on, as far as nothing else holds it back."""
+        index, tx = self._index, self._tx
+        for _ in range(_LOOKS_MAX):
+            if not index.resumed or not self._room():
+                return
+            found = tx.view.find(self._take(index.resumed))
+            if found is None:
+                continue
+            if isinstance(found, Node) and found.live:
+                if found.marked:
+                    # Its abort reaches what is below.
+                    continue
+                if found.blocked == "interrupted":
+                    # When that is published, its turn comes again, and what is below follows.
+                    tx.unblock(tx.view.edit_task(found.id))
+                    self.records += 1
+                    continue
+                if found.status is PENDING:
+                    index.push_ready(found)
+                elif found.status is WAITING:
+                    index.wake_candidate(found)
+            for id in index.children.get(found.id, ()):
+                child = tx.view.find(id)
+                if child is not None and not child.background:
+                    index.resumed.append(id)
 
     # --- marks, top-down -----------------------------------------------------------------
 
@@ -237,7 +272,7 @@ class Pass:
         while index.wakes and self._room():
             id = self._take(index.wakes)
             found = tx.view.task(id)
-            if found is None or found.status is not WAITING or found.marked:
+            if found is None or found.status is not WAITING or found.marked or found.blocked:
                 continue
             if id in index.running:
                 # The handler that waited has not returned; it is looked at again when it has.
@@ -248,7 +283,7 @@ class Pass:
                     # The clock was set back since the timer was taken from the heap.
                     heapq.heappush(index.timers, (found.wait.deadline_us, id))
                 continue
-            if self._runtime.under_intent(tx.view, found):
+            if self._runtime.under_intent(tx.view, found) or self._runtime.halted(tx.view, found):
                 continue
             node = tx.view.edit_task(id)
             node.status = PENDING
@@ -256,7 +291,12 @@ class Pass:
             node.wait = None
             node.ready_us = now
             tx.writes.append((Op.WAIT_DELETE, (id,)))
-            if self._runtime.started and not index.ready.has(node.kind) and self._free(node.kind):
+            if (
+                self._runtime.started
+                and not node.recoveries
+                and not index.ready.has(node.kind)
+                and self._free(node.kind)
+            ):
                 self._reserve(node)
             else:
                 tx.put_state(node)
@@ -279,6 +319,8 @@ class Pass:
             if found.status is PENDING and index.put_off(found):
                 # The clock was set back since it was queued.
                 continue
+            if self._held_back(found):
+                continue
             self.records += 1
             self._abort(tx.view.edit_task(id))
 
@@ -291,9 +333,6 @@ class Pass:
             self._settle(node, OutcomeRecord(status="aborted", reason=node.abort_reason))
             return
         refused = runtime.refuses(definition, node)
-        if refused == "crash_loop":
-            self._block(node, refused)
-            return
         if refused is None:
             assert definition is not None
             refused = migrate(runtime, tx, node, definition)
@@ -341,10 +380,22 @@ class Pass:
             or id in self._starting
             or id in self._index.running
             or self._runtime.under_intent(tx.view, found)
+            or self._runtime.halted(tx.view, found)
             or self._index.put_off(found)
+            or self._held_back(found)
         ):
             return
         self._reserve(tx.view.edit_task(id))
+
+    def _held_back(self, node: Node) -> bool:
+        """Whether a suspect has to wait: another one is on trial, or starts in this pass."""
+        suspects = self._scheduler.suspects
+        if not suspects.suspect(node):
+            return False
+        if self._trial is None and suspects.on_trial is None:
+            return False
+        suspects.wait(node)
+        return True
 
     def _reserve(self, node: Node) -> None:
         definition = self._runtime.snapshot().definition(node.kind)
@@ -378,6 +429,8 @@ class Pass:
             node.started_us = self._tx.now_us()
         self._tx.put_state(node)
         self._starting.add(node.id)
+        if self._scheduler.suspects.suspect(node):
+            self._trial = node.id
         if not aborting:
             self._planned[node.kind] += 1
         self.starts.append(

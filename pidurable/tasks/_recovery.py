@@ -1,11 +1,12 @@
 """Recovery: what opening makes of the live tasks that a process left behind.
 
 Every surviving `running` task becomes pending from its checkpoint, charged with one recovery (a
-clean close has made them pending already, uncharged). Tasks that were blocked for want of code are
-looked at again, because the code of this process is new. Waits, held outcomes, marks and joins are
-read and evaluated anew: the cascade, the ends and the wakings that a dead process had not written
-follow in the scheduler's next commits. It costs O(live work and the ended owners above it), never
-O(history), and runs no code of any task.
+clean close has made them pending already, uncharged), and is blocked once it has been charged too
+often. Tasks that were blocked for want of code are looked at again, because the code of this
+process is new. What was created to wait for a person after a restart, or to be aborted by one, is
+blocked or marked. Waits, held outcomes, marks and joins are read and evaluated anew: the cascade,
+the ends and the wakings that a dead process had not written follow in the scheduler's next commits.
+It costs O(live work and the ended owners above it), never O(history), and runs no code of any task.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pidurable.records import _codec, _json
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op
 from pidurable.tasks._runtime import CODE_BLOCKS, Runtime
-from pidurable.tasks._tree import PENDING, RUNNING, WAITING, Node, View
+from pidurable.tasks._suspects import suspect_from
+from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, AnyNode, Node, View
 
 _PAGE = 10_000
 
@@ -28,42 +30,120 @@ async def recover(runtime: Runtime) -> int:
     """
     session = runtime.session
     nodes = await session.blocking.run(_read, runtime)
-    interrupted = 0
-    changed: list[Node] = []
-    now = session.clock.now_us()
-    snapshot = runtime.snapshot()
-    for node in nodes:
-        if node.status is RUNNING:
-            node.status = PENDING
-            node.recoveries += 1
-            node.ready_us = now
-            interrupted += 1
-            changed.append(node)
-        elif node.blocked in CODE_BLOCKS and snapshot.definition(node.kind) is not None:
-            node.blocked = None
-            changed.append(node)
-        elif node.status is WAITING and (node.wait is None) is (node.blocked is None):
-            # Damage takes this one task off every path; what was damaged is as it was, and may
-            # be restored.
-            node.blocked = "unknown_record" if node.wait is None else None
-            changed.append(node)
-    if changed:
-
-        def body(tx: Transaction) -> None:
-            tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed]
-
-        await session.run(session.transaction(), body)
-    # First ready first, also over a restart.
-    nodes.sort(key=lambda node: (node.ready_us, node.id))
     view = View(runtime.published, runtime.load)
     view.nodes.update((node.id, node) for node in nodes)
     for node in nodes:
         view.spread(node, was=False, was_all=False)
+    changed: dict[int, Node] = {}
+    interrupted = _charge(runtime, nodes, changed)
+    _look_again(runtime, nodes, changed)
+    _apply_on_restart(view, nodes, changed, session.clock.now_us())
+    if changed:
+
+        def body(tx: Transaction) -> None:
+            tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed.values()]
+
+        await session.run(session.transaction(), body)
+    # First ready first, also over a restart.
+    nodes.sort(key=lambda node: (node.ready_us, node.id))
     for task_id, unread in session.storage.live_signals():
         runtime.set_unread(task_id, unread)
-    runtime.index.adopt(list(view.nodes.values()), opening=True)
+    in_order: dict[int, AnyNode] = {node.id: node for node in nodes}
+    runtime.index.adopt(list((in_order | view.nodes).values()), opening=True)
     runtime.after_adoption()
     return interrupted
+
+
+def _charge(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -> int:
+    """Charge what was running, and block what has killed the process too often.
+
+    Only one that was the only suspect running is blamed: with two of them nobody knows which it
+    was, and from now on they are tried one at a time.
+    """
+    running = [node for node in nodes if node.status is RUNNING]
+    recoveries_max = runtime.session.settings.recoveries_max
+    least = suspect_from(recoveries_max)
+    suspects = sum(node.recoveries >= least for node in running)
+    now = runtime.session.clock.now_us()
+    for node in running:
+        others = suspects - int(node.recoveries >= least)
+        node.status = PENDING
+        node.recoveries += 1
+        node.ready_us = now
+        if node.recoveries >= recoveries_max and not others:
+            node.blocked = "crash_loop"
+            runtime.report(
+                node.id,
+                f"crash_loop: the process died {node.recoveries} times while it was running, and "
+                "no other suspect ran; `retry_task` lets it run again",
+            )
+        changed[node.id] = node
+    return len(running)
+
+
+def _look_again(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -> None:
+    """Lift what blocked for want of code, or for damage that is mended; find new damage."""
+    snapshot = runtime.snapshot()
+    for node in nodes:
+        if node.blocked in CODE_BLOCKS:
+            if snapshot.definition(node.kind) is not None:
+                node.blocked = None
+                changed[node.id] = node
+        elif node.status is WAITING:
+            # Damage takes this one task off every path; what was damaged is as it was, and may
+            # be restored.
+            if node.wait is None and node.blocked != "unknown_record":
+                node.blocked = "unknown_record"
+                changed[node.id] = node
+            elif node.wait is not None and node.blocked == "unknown_record":
+                node.blocked = None
+                changed[node.id] = node
+
+
+def _apply_on_restart(view: View, nodes: list[Node], changed: dict[int, Node], now_us: int) -> None:
+    """Block or mark what was created to wait, or to be aborted, when a restart interrupts it.
+
+    The nearest owner's value counts, the task's own first; a background task takes none from above.
+    """
+    if not any(isinstance(each, Node) and each.on_restart for each in view.nodes.values()):
+        return
+    known: dict[int, str | None] = {}
+    for node in nodes:
+        value = _on_restart(view, node, known)
+        if node.marked or value not in ("wait", "abort"):
+            continue
+        if value == "abort":
+            node.abort_us = now_us
+            node.abort_reason = "restart"
+            node.tries = 0
+            node.ready_us = min(node.ready_us, now_us)
+            if node.blocked is not None:
+                node.blocked = None
+                node.recoveries = 0
+        elif node.blocked is None and node.status is not COMPLETING:
+            node.blocked = "interrupted"
+        else:
+            continue
+        changed[node.id] = node
+
+
+def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | None:
+    """The value that counts for a task; `known` has those of nodes that were asked before."""
+    passed: list[int] = []
+    value: str | None = None
+    current: AnyNode | None = node
+    while current is not None:
+        if current.id in known:
+            value = known[current.id]
+            break
+        passed.append(current.id)
+        if isinstance(current, Node) and current.on_restart is not None:
+            value = current.on_restart
+            break
+        above = None if current.background else current.above
+        current = None if above is None else view.find(above)
+    known.update((id, value) for id in passed)
+    return value
 
 
 def _read(runtime: Runtime) -> list[Node]:

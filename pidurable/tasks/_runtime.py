@@ -119,8 +119,6 @@ class Runtime(SessionTree):
             return "definition_too_old"
         if info.version > node.version and not info.has_migrate:
             return "migration_failed"
-        if node.recoveries >= self.session.settings.recoveries_max:
-            return "crash_loop"
         return None
 
     def registry_changed(self, codec: Codec) -> None:
@@ -150,6 +148,15 @@ class Runtime(SessionTree):
             UnknownTaskError: No such task.
         """
         await self.commit(lambda tx: tx.retry_task(task_id))
+
+    async def resume_task(self, task_id: int) -> None:
+        """Let a task go on that a restart interrupted, with everything below it.
+
+        Raises:
+            UnknownTaskError: No such task.
+            InvalidArgumentError: It is below another interrupted task; resume that one.
+        """
+        await self.commit(lambda tx: tx.resume_task(task_id))
 
     # --- participant ---------------------------------------------------------------------
 
@@ -313,6 +320,7 @@ class Runtime(SessionTree):
         self.runner.nursery = nursery
         nursery.start_soon(self._guard, self.scheduler.serve)
         nursery.start_soon(self._guard, self.scheduler.serve_timers)
+        nursery.start_soon(self._guard, self.scheduler.suspects.serve)
         self.scheduler.kick()
 
     def begin_close(self) -> None:

@@ -22,6 +22,7 @@ from pidurable.records._limits import PROBE_SECONDS
 from pidurable.session._seams import VirtualClock
 from pidurable.storage import Op
 from pidurable.tasks._pass import Pass
+from pidurable.tasks._suspects import Suspects
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Scheduler:
         self._slots: Counter[str] = Counter()
         self._timer_wake = trio.Event()
         self._timer_at: int | None = None
+        self.suspects = Suspects(runtime)
 
     # --- kicking -------------------------------------------------------------------------
 
@@ -66,6 +68,8 @@ class Scheduler:
 
     def account(self, task_id: int) -> None:
         """Keep the slot of a task in step with its invocation and with what is below it."""
+        if task_id == self.suspects.on_trial:
+            self.suspects.look()
         invocation = self._runtime.invocations.get(task_id)
         node = self._runtime.published.task(task_id)
         holds = (

@@ -30,6 +30,8 @@ class SessionTree:
         )
         self._signals: dict[int, int] = {}
         self._tops: dict[int, int] = {}
+        self._unhalted: set[int] = set()
+        """Nodes that are below no interrupted owner; kept while there is an interrupted task."""
         session.owner_conversation = self._conversation_of_task
 
     def load(self, id: int) -> AnyNode | None:
@@ -103,6 +105,30 @@ class SessionTree:
         published = self.published.find(node.id)
         return self.below_intent(node if published is None else published)
 
+    def halted(self, view: View, node: AnyNode) -> bool:
+        """Whether a node is below an owner that a restart interrupted, and so may not start.
+
+        The nearest owner's `on_restart` counts, the node's own first: `go` and `abort` shield what
+        is below them. Tasks are interrupted at open only, so what was found free stays free.
+        """
+        if not self.index.interrupted:
+            self._unhalted.clear()
+            return False
+        passed: list[int] = []
+        found = False
+        if not _shields(node):
+            passed.append(node.id)
+            for owner in view.owners(node):
+                if isinstance(owner, Node) and owner.blocked == "interrupted":
+                    found = True
+                    break
+                if owner.id in self._unhalted or _shields(owner):
+                    break
+                passed.append(owner.id)
+        if not found:
+            self._unhalted.update(passed)
+        return found
+
     # --- signals -------------------------------------------------------------------------
 
     def unread(self, task_id: int) -> int:
@@ -110,3 +136,7 @@ class SessionTree:
 
     def set_unread(self, task_id: int, unread: int) -> None:
         self._signals[task_id] = unread
+
+
+def _shields(node: AnyNode) -> bool:
+    return isinstance(node, Node) and node.on_restart in ("go", "abort")

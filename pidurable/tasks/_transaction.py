@@ -26,7 +26,14 @@ from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_reason, is_id
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import MEMO_BYTES_MAX, MEMOS_MAX
-from pidurable.records._tasks import ErrorInfo, JoinPolicy, OutcomeRecord, OutcomeStatus, Wait
+from pidurable.records._tasks import (
+    ErrorInfo,
+    JoinPolicy,
+    OnRestart,
+    OutcomeRecord,
+    OutcomeStatus,
+    Wait,
+)
 from pidurable.storage import Op
 from pidurable.tasks._definition import Task
 from pidurable.tasks._errors import error_info
@@ -297,6 +304,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         key: str | None = None,
         background: bool = False,
         deadline: datetime | None = None,
+        on_restart: OnRestart | None = None,
     ) -> TaskId[ChildResultT]:
         """Create a task owned by this task, or by a conversation if one is given.
 
@@ -318,6 +326,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             key=key,
             background=background,
             deadline=deadline,
+            on_restart=on_restart,
         )
 
     def create_conversation(self, *, key: str | None = None, principal: str | None = None) -> int:

@@ -30,9 +30,7 @@ from pidurable.records._limits import (
     SIGNAL_BYTES_MAX,
     SIGNALS_UNREAD_MAX,
 )
-from pidurable.records._tasks import (
-    OutcomeRecord,
-)
+from pidurable.records._tasks import OnRestart, OutcomeRecord
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
 from pidurable.tasks._definition import Task, definition_info
@@ -99,6 +97,7 @@ class TreeTransaction(Transaction):
         key: str | None = None,
         background: bool = False,
         deadline: datetime | None = None,
+        on_restart: OnRestart | None = None,
     ) -> TaskId[ChildResultT]:
         """Create a task owned by a conversation.
 
@@ -109,6 +108,9 @@ class TreeTransaction(Transaction):
             key: Create it once: a second call with the same key gives the first task's id.
             background: Its conversation's abort and idle waits do not reach it.
             deadline: Passing it aborts the task, with the reason `deadline`.
+            on_restart: What opening the session again does to it and to what is below, while it is
+                live: `go` recovers it, `wait` blocks it (`interrupted`) until `resume_task`,
+                `abort` aborts it. None takes the nearest owner's; without any it is `go`.
 
         Raises:
             UnknownDefinitionError: The definition is not installed.
@@ -123,6 +125,7 @@ class TreeTransaction(Transaction):
             key=key,
             background=background,
             deadline=deadline,
+            on_restart=on_restart,
         )
 
     def _create(
@@ -135,8 +138,13 @@ class TreeTransaction(Transaction):
         key: str | None,
         background: bool,
         deadline: datetime | None,
+        on_restart: OnRestart | None,
     ) -> TaskId[ChildResultT]:
         self._check_open()
+        if on_restart not in (None, "go", "wait", "abort"):
+            raise InvalidArgumentError(
+                "on_restart", "expected go, wait, abort or None", show(on_restart)
+            )
         self.conversation(conversation)
         info = definition_info(definition)
         snapshot = self._runtime.snapshot()
@@ -166,7 +174,7 @@ class TreeTransaction(Transaction):
             owner,
             key,
             int(background),
-            None,
+            on_restart,
             deadline_us,
             now,
             int(PENDING),
@@ -286,13 +294,49 @@ class TreeTransaction(Transaction):
     def retry_task(self, task_id: int) -> None:
         """Let a blocked task run again, with its crashes forgiven. Others are left alone.
 
+        One that a restart interrupted is resumed, as by `resume_task`.
+
         Raises:
             UnknownTaskError: No such task.
+            InvalidArgumentError: It is below another interrupted task; resume that one.
         """
         self._check_open()
         node = self._live_or_ended(task_id)
-        if node is not None and node.blocked is not None:
+        if node is None or node.blocked is None:
+            return
+        if node.blocked == "interrupted":
+            self._check_resumable(node)
+        self.unblock(self.view.edit_task(node.id))
+
+    def resume_task(self, task_id: int) -> None:
+        """Let a task go on that a restart interrupted, with everything below it.
+
+        Tasks that are not interrupted are left alone. What is below goes on in the scheduler's
+        next commits.
+
+        Raises:
+            UnknownTaskError: No such task.
+            InvalidArgumentError: It is below another interrupted task; resume that one.
+        """
+        self._check_open()
+        node = self._live_or_ended(task_id)
+        if node is not None and node.blocked == "interrupted":
+            self._check_resumable(node)
             self.unblock(self.view.edit_task(node.id))
+
+    def _check_resumable(self, node: Node) -> None:
+        """Refuse to resume one task below another that stays interrupted: it could not start."""
+        top = None
+        for owner in self.view.owners(node):
+            if isinstance(owner, Node) and owner.blocked == "interrupted":
+                top = owner
+        if top is not None and self._runtime.halted(self.view, node):
+            raise InvalidArgumentError(
+                "task_id",
+                f"task {node.id} is below task {top.id} ({top.kind}), which a restart interrupted; "
+                "resume that one, and this one goes on with it",
+                show(node.id),
+            )
 
     def signal(
         self, task_id: int, name: str, payload: Any = None, *, key: str | None = None

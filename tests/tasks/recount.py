@@ -89,7 +89,7 @@ def check_index(rt: Runtime) -> None:
     index = rt.index
     fresh = Index(fresh_view, top_of=rt._top_of, unread=rt.unread, now_us=lambda: 2**62)
     fresh.adopt([node.copy() for node in rt.published.nodes.values()], opening=True)
-    for name in ("live", "intents", "busy_roots", "blocked", "active"):
+    for name in ("live", "intents", "interrupted", "busy_roots", "blocked", "active"):
         assert getattr(index, name) == getattr(fresh, name), name
     parked = {
         node.id
@@ -122,7 +122,7 @@ def check_at_rest(rt: Runtime) -> None:
         if isinstance(node, Scope) or not node.live:
             continue
         if node.blocked is not None:
-            assert node.status is PENDING
+            assert node.status is PENDING or node.blocked == "interrupted"
         elif node.status is COMPLETING:
             assert node.below > 0
         elif node.id in index.running:
@@ -133,12 +133,12 @@ def check_at_rest(rt: Runtime) -> None:
                 assert node.below > 0
             else:
                 assert not rt.below_intent(node)
-                assert index.due(node, now) is None
+                assert index.due(node, now) is None or rt.halted(rt.published, node)
                 assert node.wait.deadline_us is None or node.id in timed
         elif node.marked:
             assert node.below > 0 or (node.ready_us > now and node.id in timed)
-        else:
-            full = node.id in index.ready.ids()
-            assert full or (node.ready_us > now and node.id in timed), node.id
+        elif not rt.halted(rt.published, node):
+            queued = node.id in index.ready.ids() or node.id in rt.scheduler.suspects.waiting()
+            assert queued or (node.ready_us > now and node.id in timed), node.id
         if not node.marked:
             assert not rt.below_intent(node)

@@ -216,7 +216,7 @@ async def test_a_crash_loop_is_blocked_and_forgiven_by_a_person() -> None:
     # C009: not for ever.
     world = World()
     async with world.crashing():
-        ids = [await world.create("a", forever), await world.create("b", forever)]
+        task = await world.create("a", forever)
         await world.quiet()
     for _ in range(4):
         async with world.crashing():
@@ -225,13 +225,21 @@ async def test_a_crash_loop_is_blocked_and_forgiven_by_a_person() -> None:
     assert started == 5
     async with world.open() as rt:
         await world.quiet()
-        assert [world.row(id).blocked for id in ids] == ["crash_loop"] * 2
+        assert world.row(task).blocked == "crash_loop"
         assert world.log.count("a start") == started
-        world.scripts["a"] = done
-        await rt.retry_task(ids[0])
-        assert (await world.end(ids[0])).status == "completed"
-        await world.abort(ids[1])
-        assert (await world.end(ids[1])).status == "aborted"
+        await rt.retry_task(task)
+        await world.quiet()
+        assert (world.status(task), world.row(task).recoveries) == ("running", 0)
+    async with world.crashing():
+        await world.quiet()
+    for _ in range(4):
+        async with world.crashing():
+            await world.quiet()
+    async with world.open():
+        await world.quiet()
+        assert world.row(task).blocked == "crash_loop"
+        await world.abort(task)
+        assert (await world.end(task)).status == "aborted"
 
 
 async def test_progress_and_a_clean_close_forgive_a_crash() -> None:
@@ -289,6 +297,39 @@ async def test_a_parked_fault_keeps_its_checkpoint_and_blocks() -> None:
         world.aborts.clear()
         await rt.retry_task(task)
         assert (await world.end(task)).status == "aborted"
+
+
+async def test_the_setting_parks_the_faults_of_definitions_that_do_not_say(
+    autojump_clock: Any,
+) -> None:
+    """on_fault is a setting too; a definition's own wins, and an abort out of time still ends."""
+
+    class Ending(Actor):
+        name = "test.ending"
+        on_fault = "fault"
+
+    class Timed(Actor):
+        name = "test.timed"
+        abort_timeout = 5.0
+
+    world = World(Actor, Ending, Timed, on_fault="park")
+
+    async def raises(at: Any, ctx: Any) -> None:
+        raise ValueError("no")
+
+    world.aborts["timed"] = forever
+    async with world.open():
+        parked = await world.create("parked", raises)
+        ended = await world.create("ended", raises, kind=Ending)
+        timed = await world.create("timed", forever, kind=Timed)
+        assert (await world.end(ended)).status == "faulted"
+        assert world.row(parked).blocked == "faulted"
+        await world.abort(timed)
+        outcome = await world.end(timed)
+        assert (outcome.status, outcome.error and outcome.error.type) == (
+            "faulted",
+            "abort_timeout",
+        )
 
 
 @pytest.mark.parametrize("newer", [Actor, Migrating])

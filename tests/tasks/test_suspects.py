@@ -1,0 +1,131 @@
+"""Tasks that may be what kills the process are tried one at a time, and blamed alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recount import check_at_rest
+from worlds import Next, World, done, forever
+
+from pidurable.records._limits import SUSPECT_SECONDS
+
+
+async def let_pass(world: World, clock: Any, seconds: float) -> None:
+    """Let time pass in steps that keep the heartbeat of the holder alive."""
+    while seconds > 0:
+        clock.jump(min(5.0, seconds))
+        seconds -= 5.0
+        await world.quiet()
+
+
+async def crash_times(world: World, times: int) -> None:
+    for _ in range(times):
+        async with world.crashing():
+            await world.quiet()
+
+
+async def suspects(world: World, names: str = "abc") -> list[int]:
+    """Tasks that were running in three deaths of the process."""
+    async with world.crashing():
+        ids = [await world.create(name, forever) for name in names]
+        await world.quiet()
+    await crash_times(world, 2)
+    world.log.clear()
+    return ids
+
+
+async def test_from_the_third_recovery_on_suspects_start_one_at_a_time(mock_clock: Any) -> None:
+    """The next starts once the last has made progress, has ended, or has lived for a minute."""
+    world = World()
+    await suspects(world)
+
+    async def goes_on(at: Any, ctx: Any) -> None:
+        if not isinstance(at, Next):
+            await ctx.goto(Next(1))
+            return
+        await forever(at, ctx)
+
+    world.scripts.update(b=goes_on, c=done)
+    async with world.open() as rt:
+        other = await world.create("other", done)
+        assert (await world.end(other)).status == "completed"
+        await world.quiet()
+        assert [line for line in world.log if "other" not in line] == ["a start"]
+        check_at_rest(rt)
+        await let_pass(world, mock_clock, SUSPECT_SECONDS - 1)
+        assert "b start" not in world.log
+        await let_pass(world, mock_clock, 2)
+        assert world.log[-3:] == ["b start", "b next 1", "c start"]
+        check_at_rest(rt)
+    assert [row.recoveries for row in world.rows()] == [0, 0, 0, 0]
+
+
+async def test_a_suspect_that_ends_or_is_aborted_makes_room_for_the_next() -> None:
+    """The end of a trial starts the next suspect; an abort handler is tried alone as well."""
+    world = World()
+    ids = await suspects(world)
+
+    async def raises(at: Any, ctx: Any) -> None:
+        raise ValueError("no")
+
+    world.scripts.update(a=raises)
+    world.aborts["c"] = forever
+    async with world.open():
+        await world.quiet()
+        assert world.log == ["a start", "b start"]
+        await world.abort(ids[2])
+        await world.quiet()
+        assert world.log == ["a start", "b start"]
+        await world.abort(ids[1])
+        await world.quiet()
+        # The mark forgives nothing: only the end of b lets the handler of c begin.
+        assert world.log == ["a start", "b start", "b abort", "c abort"]
+
+
+async def test_only_the_task_on_trial_is_blocked() -> None:
+    """One poisonous task is found and blocked; its neighbours go on and are never blamed."""
+    # C009
+    world = World()
+    ids = await suspects(world)
+    world.scripts.update(a=done, c=done)
+    deaths = 0
+    for _ in range(10):
+        async with world.crashing():
+            await world.quiet()
+            deaths += 1
+        if world.row(ids[1]).blocked:
+            break
+    assert deaths == 3
+    assert [world.outcome(id) for id in ids] == ["completed", None, "completed"]
+    assert [world.row(id).blocked for id in ids] == [None, "crash_loop", None]
+
+
+async def test_two_suspects_that_ran_together_are_not_blamed_for_one_death(mock_clock: Any) -> None:
+    """With two suspects running nobody knows which it was: the next trial decides."""
+    world = World()
+    ids = await suspects(world, "ab")
+    for _ in range(2):
+        async with world.crashing():
+            await world.quiet()
+            await let_pass(world, mock_clock, SUSPECT_SECONDS + 1)
+            assert sorted(world.log[-2:]) == ["a start", "b start"]
+    async with world.crashing():
+        await world.quiet()
+        assert [world.row(id).recoveries for id in ids] == [5, 5]
+        assert [world.row(id).blocked for id in ids] == [None, None]
+        alone = [world.status(id) for id in ids].index("running")
+    async with world.crashing():
+        await world.quiet()
+        assert world.row(ids[alone]).blocked == "crash_loop"
+        assert world.row(ids[1 - alone]).blocked is None
+        assert world.status(ids[1 - alone]) == "running"
+
+
+async def test_a_small_limit_blocks_sooner() -> None:
+    """With recoveries_max = 1 the first death while it ran blocks a task."""
+    world = World(recoveries_max=1)
+    async with world.crashing():
+        task = await world.create("a", forever)
+        await world.quiet()
+    async with world.open(start=False):
+        assert world.row(task).blocked == "crash_loop"
