@@ -112,6 +112,46 @@ def test_the_policies_of_a_join_decide_who_is_aborted() -> None:
     ]
 
 
+def test_tasks_of_old_releases_are_finished_by_todays() -> None:
+    """An older build blocks the newer task alone; today's migrates and finishes all three."""
+    lines = run("08_versions.py")
+
+    assert lines[3:] == [
+        "release 3: an order of version 1: waiting",
+        "release 3: an order of version 2: waiting",
+        "release 3: an order of version 3: waiting",
+        "release 2: an order of version 1: waiting",
+        "release 2: an order of version 2: waiting",
+        "release 2: an order of version 3: definition_too_old",
+        "release 3: an order of version 3: 1999 EUR to release 3",
+        "release 3: an order of version 3: 2500 CHF to release 3",
+        "release 3: an order of version 3: 3000 NOK to release 3",
+    ]
+
+
+def test_a_bank_that_is_down_is_asked_again_also_to_give_money_back() -> None:
+    """Nothing happens while it is down; then one is sent, the other taken back, and asked after."""
+    assert run("09_retries.py") == [
+        "01:05 sent: kept",
+        "01:05 asked: kept",
+        "01:06 taken back: regretted",
+        "01:32 asked: kept",
+        "02:26 asked: kept",
+        "04:23 asked: kept",
+        "kept: it has arrived",
+    ]
+
+
+def test_limits_bound_what_runs_and_starve_no_tree() -> None:
+    """Two of a kind, five in all; and a tree of 63 that waits in memory gets through one slot."""
+    most, tree = run("10_limits.py")
+
+    at_once = ast.literal_eval(most.removeprefix("at most at once: "))
+    assert at_once["site.download"] == 2
+    assert 2 < at_once["site.parse"] <= at_once["all kinds"] == 5
+    assert tree == "folders through one slot: 63"
+
+
 @pytest.mark.parametrize("name", NUMBERED)
 def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
     """Each example teaches one idea in under 80 lines and names the command that runs it."""
