@@ -239,10 +239,17 @@ class Conversation:
 
         def body(tx: TreeTransaction) -> list[SubmissionRecord]:
             tx.conversation(self.id)
-            for child in runtime.index.children.get(self.id, ()):
-                node = tx.view.find(child)
-                if isinstance(node, Node) and node.live and not node.background:
-                    tx.mark(node.id, reason)
+            pending = [self.id]
+            while pending:
+                for child in runtime.index.children.get(pending.pop(), ()):
+                    node = tx.view.find(child)
+                    if node is None or node.background:
+                        continue
+                    if isinstance(node, Node) and node.live:
+                        tx.mark(node.id, reason)
+                    else:
+                        # A conversation of a task that ended: new work may have come to it.
+                        pending.append(child)
             for node in list(tx.view.staged_children(self.id)):
                 tx.mark(node.id, reason)
             return withdraw_queued(tx, self.id)

@@ -42,11 +42,11 @@ class Cycles:
 
     # --- what is staged, what is held ----------------------------------------------------
 
-    def stage(self, nodes: Iterable[AnyNode]) -> None:
+    def stage(self, view: View, nodes: Iterable[AnyNode]) -> None:
         """Add the nodes of a commit that was accepted and is not published yet."""
         for node in nodes:
-            if node.above is not None and (node.live or node.contributes_all()):
-                self._staged_children.setdefault(node.above, []).append(node.id)
+            if node.contributes_all() and (above := view.find_above(node)) is not None:
+                self._staged_children.setdefault(above.id, []).append(node.id)
             if isinstance(node, Node) and is_edge(node) and self._is_new(node):
                 assert node.wait is not None
                 self._staged_waits.add(node.id)
@@ -105,8 +105,8 @@ class Cycles:
         # Tasks created in the body itself are in no index: its own view is looked at as well.
         own: dict[int, list[int]] = {}
         for node in view.nodes.values():
-            if node.above is not None and (node.live or node.contributes_all()):
-                own.setdefault(node.above, []).append(node.id)
+            if node.contributes_all() and (above := view.find_above(node)) is not None:
+                own.setdefault(above.id, []).append(node.id)
         forwards = _Search(on, lambda id: self._needs(view, own, id))
         backwards = _Search((waiter,), lambda id: self._needed_by(view, id))
         targets = set(on)

@@ -109,6 +109,9 @@ class Index:
             published[new.id] = new
             changed.append((old, new))
         for old, new in changed:
+            if old is not None and not new.counts:
+                self._hand_up(new)
+        for old, new in changed:
             self._adopt_children(old, new)
             if isinstance(new, Node):
                 assert old is None or isinstance(old, Node)
@@ -119,18 +122,35 @@ class Index:
             if not new.live and not new.contributes_all() and not new.contributes():
                 published.pop(new.id, None)
 
+    def _hand_up(self, ended: AnyNode) -> None:
+        """A task ended above live work: its children are those of the next node above."""
+        children = self.children.pop(ended.id, None)
+        above = None if children is None else self.published.find_above(ended)
+        if children is None or above is None:
+            return
+        others = self.children.setdefault(above.id, children)
+        if others is children:
+            return
+        if len(others) < len(children):
+            # The smaller goes into the larger, so that each is moved few times in all.
+            self.children[above.id] = children
+            others, children = children, others
+        others.update(children)
+
     def _adopt_children(self, old: AnyNode | None, new: AnyNode) -> None:
         was = old is not None and old.contributes_all()
         now = new.contributes_all()
         if was == now or new.above is None:
             return
+        above = self.published.find_above(new)
+        assert above is not None
         if now:
-            self.children.setdefault(new.above, {})[new.id] = None
+            self.children.setdefault(above.id, {})[new.id] = None
         else:
-            siblings = self.children[new.above]
+            siblings = self.children[above.id]
             del siblings[new.id]
             if not siblings:
-                del self.children[new.above]
+                del self.children[above.id]
 
     def _adopt_scope(self, old: AnyNode | None, new: AnyNode) -> None:
         was = old is not None and old.below > 0

@@ -140,8 +140,7 @@ def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | N
         if isinstance(current, Node) and current.on_restart is not None:
             value = current.on_restart
             break
-        above = None if current.background else current.above
-        current = None if above is None else view.find(above)
+        current = None if current.background else view.find_above(current)
     known.update((id, value) for id in passed)
     return value
 

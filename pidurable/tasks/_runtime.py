@@ -167,7 +167,7 @@ class Runtime(SessionTree):
         if isinstance(tx, TreeTransaction) and tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
             self.staged.intents = self.staged.intents or tx.view.intents
-            self.cycles.stage(tx.view.nodes.values())
+            self.cycles.stage(self.staged, tx.view.nodes.values())
 
     def reverted(self) -> None:
         self.staged.nodes.clear()

@@ -1,7 +1,8 @@
 """The tree of one session: what is published, what is staged over it, and what is asked of both.
 
-Live tasks are always in memory. Ended tasks and conversations are read when something below them
-needs them, and stay in memory for as long as something below them is live.
+Live tasks are always in memory. Conversations and ended background tasks are read when something
+below them needs them, and stay in memory for as long as something below them is live; other ended
+tasks are read only to find the way past them.
 """
 
 from __future__ import annotations

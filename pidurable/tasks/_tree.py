@@ -1,13 +1,16 @@
 """The ownership tree in memory: one compact node per live task, and counters of what is below.
 
-A node is a task, or a conversation that has live work below it. Its owner is the task that owns it,
-else its conversation (for a task), else nothing. Ids are session-wide, so one dict holds both.
+A node is a live task, a conversation that has live work below it, or a background task that ended
+above such work. Its owner is the task that owns it, else its conversation (for a task), else
+nothing. Ids are session-wide, so one dict holds both.
 
 * `below` counts children that are live, or have ordinary live work below them, and are not
   background tasks; `below_all` counts across background boundaries too. An owner is told only when
   the answer for a child changes, so an addition to a deep live tree costs O(1).
-* A task that ended stays as a node while something below it lives, and is transparent: what is
-  below it still holds, and is aborted with, the nearest live owner above.
+* An ordinary task that ended is transparent and no node: what is below it counts at, holds, and is
+  aborted with the next node above. The way there is found through `_skips`, which is compressed at
+  each use, so that a chain of 20,000 ended tasks is walked once. An owner never changes and an end
+  is never taken back, so what stands there stays true.
 * A `View` is an overlay over another: what one commit, or one batch, would make of the tree. A
   commit that is refused drops its overlay, a batch that fails drops the batch's. Nodes of a lower
   view are never changed in place.
@@ -23,6 +26,9 @@ from pidurable.storage import TaskRow, TaskStateRow
 
 if TYPE_CHECKING:
     from pidurable.records._entries import Conversation
+
+_SKIPS_KEPT = 100_000
+"""Beyond it the ways past ended tasks are forgotten, and read again."""
 
 PENDING = Status.PENDING
 RUNNING = Status.RUNNING
@@ -155,12 +161,17 @@ class Node:
     def above(self) -> int | None:
         return self.owner if self.owner is not None else self.conversation
 
+    @property
+    def counts(self) -> bool:
+        """Whether what is below is counted here: not at an ordinary task that ended."""
+        return self.status is not TERMINAL or self.background
+
     def contributes(self) -> bool:
         """Whether this holds its owner."""
-        return not self.background and (self.status is not TERMINAL or self.below > 0)
+        return not self.background and self.status is not TERMINAL
 
     def contributes_all(self) -> bool:
-        return self.status is not TERMINAL or self.below_all > 0
+        return self.status is not TERMINAL or (self.background and self.below_all > 0)
 
     def state_row(self) -> TaskStateRow:
         return TaskStateRow(
@@ -187,6 +198,7 @@ class Scope:
     __slots__ = ("below", "below_all", "clean_at", "id", "owner")
 
     is_task = False
+    counts = True
     background = False
     live = False
     intent = False
@@ -222,10 +234,12 @@ AnyNode = Node | Scope
 class View:
     """The tree as it would be: changed nodes over a lower view."""
 
-    __slots__ = ("_load", "intents", "lower", "nodes")
+    __slots__ = ("_load", "_skips", "intents", "lower", "nodes")
 
     def __init__(self, lower: View | None, load: Callable[[int], AnyNode | None]) -> None:
         self.lower = lower
+        self._skips: dict[int, int] = {} if lower is None else lower._skips
+        """For tasks that ended and are no nodes: where to go on looking for the next node above."""
         self.nodes: dict[int, AnyNode] = {}
         self.intents = False
         """Whether a node of this overlay (not of a lower view) has a new intent to cancel."""
@@ -245,6 +259,51 @@ class View:
         """A task that is in memory (every live one is), or None."""
         found = self.find(id)
         return found if isinstance(found, Node) else None
+
+    def find_above(self, node: AnyNode) -> AnyNode | None:
+        """Where a node counts: the next node above, read in if it is not in memory."""
+        id = node.above
+        if id is None:
+            return None
+        found = self.find(id)
+        if found is not None and found.counts:
+            return found
+        passed: list[int] = []
+        durable = True
+        while found is None or not found.counts:
+            if found is not None:
+                # Its end is not published yet, and might never be.
+                durable = False
+                next_id: int | None = found.above
+            else:
+                next_id = self._skips.get(id)
+                if next_id is None:
+                    found = self._load(id)
+                    if found is None or found.counts:
+                        break
+                    next_id = found.above
+            assert next_id is not None
+            passed.append(id)
+            id = next_id
+            found = self.find(id)
+        if durable and passed:
+            if len(self._skips) > _SKIPS_KEPT:
+                self._skips.clear()
+            self._skips.update((each, id) for each in passed)
+        return found
+
+    def edit_above(self, node: AnyNode) -> AnyNode | None:
+        """This view's own copy of the node where `node` counts."""
+        found = self.find_above(node)
+        if found is None:
+            return None
+        own = self.nodes.get(found.id)
+        if own is not None:
+            return own
+        if self.find(found.id) is not None:
+            found = found.copy()
+        self.nodes[found.id] = found
+        return found
 
     def edit(self, id: int) -> AnyNode | None:
         """This view's own copy of a node; ended tasks and conversations are read in."""
@@ -282,8 +341,7 @@ class View:
             change_all = int(node.contributes_all()) - int(was_all)
             if not change and not change_all:
                 return
-            above = node.above
-            owner = self.edit(above) if above is not None else None
+            owner = self.edit_above(node)
             if owner is None:
                 return
             was, was_all = owner.contributes(), owner.contributes_all()
@@ -295,6 +353,13 @@ class View:
         """`node` of this view becomes terminal."""
         was, was_all = node.contributes(), node.contributes_all()
         node.status = TERMINAL
+        if not node.background and node.below_all:
+            # Only background work is left below. It counts further up from now on, where this
+            # task itself has counted until now, so nothing else changes there.
+            owner = self.edit_above(node)
+            if owner is not None:
+                owner.below_all += node.below_all
+            node.below_all = 0
         self.spread(node, was=was, was_all=was_all)
 
     def staged_children(self, owner: int) -> Iterator[Node]:
@@ -306,23 +371,19 @@ class View:
                     isinstance(node, Node)
                     and node.live
                     and not node.background
-                    and node.above == owner
+                    and (above := self.find_above(node)) is not None
+                    and above.id == owner
                 ):
                     yield node
             view = view.lower
 
     def owners(self, node: AnyNode) -> Iterator[AnyNode]:
-        """What is above a node within its ordinary tree: a background task is a boundary."""
+        """The nodes above one within its ordinary tree: a background task is a boundary."""
         while True:
             if node.background:
                 return
-            above = node.above
-            if above is None:
-                return
-            found = self.find(above)
+            found = self.find_above(node)
             if found is None:
-                found = self._load(above)
-                if found is None:
-                    return
+                return
             yield found
             node = found

@@ -48,6 +48,13 @@ def recount(storage: MemoryStorage) -> tuple[dict[int, int], dict[int, int], dic
         background[id] = bool(row.background)
     for id, made in data.conversations.items():
         above[id], live[id], background[id] = made.owner, False, False
+    ended = {id for id in data.tasks if not live[id] and not background[id]}
+    # What is below an ordinary task that ended counts at the next node above.
+    for id in sorted(above):
+        owner = above[id]
+        above[id] = above[owner] if owner in ended else owner
+    for id in ended:
+        above[id] = None
     below: dict[int, int] = defaultdict(int)
     below_all: dict[int, int] = defaultdict(int)
     children: dict[int, set[int]] = defaultdict(set)

@@ -14,23 +14,40 @@ from pidurable.storage import Batch, ConversationRow, HolderClaim, Op, TaskRow
 
 @attrs.frozen(kw_only=True)
 class Seed:
-    """One task of the tree: pending at its first phase, or holding its outcome."""
+    """One task of the tree: pending at its first phase, holding its outcome, or ended with it."""
 
     id: int
     name: str
     owner: int | None = None
     held: str | None = None
     """The outcome that it holds; None for a task that is ready to run."""
+    ended: bool = False
+    """It has ended with that outcome."""
 
 
-def plant(world: World, seeds: Iterable[Seed], *, created_us: int = 1) -> None:
-    """Write tasks into the (closed) store of a world, in one batch."""
+def plant(
+    world: World,
+    seeds: Iterable[Seed],
+    *,
+    created_us: int = 1,
+    owned: Iterable[tuple[int, int]] = (),
+) -> None:
+    """Write tasks into the (closed) store of a world, in one batch.
+
+    Args:
+        world: Its store has to be new.
+        seeds: The tasks, owners first.
+        created_us: When everything was created.
+        owned: Conversations, as (id, the task that owns it).
+    """
     writes: list[tuple[Op, tuple[object, ...]]] = [
         (Op.CONVERSATION, ConversationRow(ROOT, "root", None, None, None, None, "", created_us))
     ]
     last = ROOT
     for seed in seeds:
         status = Status.PENDING if seed.held is None else Status.COMPLETING
+        if seed.ended:
+            status = Status.TERMINAL
         row = TaskRow(
             id=seed.id,
             conversation=ROOT,
@@ -44,7 +61,7 @@ def plant(world: World, seeds: Iterable[Seed], *, created_us: int = 1) -> None:
             created_us=created_us,
             status=int(status),
             started_us=None if seed.held is None else created_us,
-            ended_us=None,
+            ended_us=created_us if seed.ended else None,
             abort_us=None,
             abort_reason=None,
             invocations=0 if seed.held is None else 1,
@@ -55,16 +72,18 @@ def plant(world: World, seeds: Iterable[Seed], *, created_us: int = 1) -> None:
             blocked=None,
             outcome_status=seed.held,
         )
-        writes += (
-            (Op.TASK, row),
-            (Op.TASK_INPUT, (seed.id, f'"{seed.name}"')),
-            (Op.CHECKPOINT, (seed.id, "start", "{}", created_us)),
-        )
+        writes += ((Op.TASK, row), (Op.TASK_INPUT, (seed.id, f'"{seed.name}"')))
+        if not seed.ended:
+            writes.append((Op.CHECKPOINT, (seed.id, "start", "{}", created_us)))
         if seed.held is not None:
             outcome = OutcomeRecord(status="completed", result=seed.name, has_result=True)
             text = _json.dumps(_codec.encode_outcome(outcome), path="$<outcome>")
             writes.append((Op.OUTCOME, (seed.id, text)))
         last = max(last, seed.id)
+    for id, owner in owned:
+        row_of = ConversationRow(id, f"owned {id}", None, None, owner, None, "", created_us)
+        writes.append((Op.CONVERSATION, row_of))
+        last = max(last, id)
     storage = world.base.reopen()
     claim = HolderClaim(holder_id="seed", host="", pid=1, at_us=created_us, lease_seconds=1.0)
     head = storage.acquire(claim, takeover=False)

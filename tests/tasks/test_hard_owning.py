@@ -152,8 +152,10 @@ async def test_the_last_foreground_task_ends_an_owner_over_a_background_task(
         await rt.wait_for_idle()
         assert world.status(behind) == "running"
         assert world.marked(behind) == [False]
-        # The ended tasks above it stay, so that it can still be reached from its own conversation.
-        assert {task, child_of(world, task, "between")} <= set(rt.published.nodes)
+        # The ended tasks above it are transparent: it counts in the conversation at the top.
+        assert not {task, child_of(world, task, "between")} & set(rt.published.nodes)
+        root = rt.published.nodes[ROOT]
+        assert (root.below, root.below_all) == (0, 1)
 
 
 async def test_an_abort_of_the_owner_stops_at_the_boundary_under_an_ended_task() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from recount import check_at_rest
-from worlds import ROOT, Next, Start, World, child_of, done, forever
+from worlds import ROOT, Actor, Next, Start, World, child_of, done, forever
 
 from pidurable.errors import InvalidArgumentError
 
@@ -19,7 +19,7 @@ def owner_of(world: World, *children: tuple[str, Any], **options: Any) -> Any:
         if isinstance(at, Start):
             async with ctx.commit() as tx:
                 ids = [
-                    tx.create_task(type(ctx._phase.definition), name, key=name, on_restart=value)
+                    tx.create_task(Actor, name, key=name, on_restart=value)
                     for name, value in children
                 ]
                 tx.wait(then=Next(1), on=ids)
@@ -221,8 +221,7 @@ async def test_a_background_task_is_not_interrupted_from_above() -> None:
     async def opens(at: Any, ctx: Any) -> None:
         async with ctx.commit() as tx:
             below = tx.create_conversation(key="below")
-            made.append(tx.create_task(type(ctx._phase.definition), "bg", conversation=below,
-                                       background=True))  # fmt: skip
+            made.append(tx.create_task(Actor, "bg", conversation=below, background=True))
             tx.goto(Next(1))
         await forever(at, ctx)
 
