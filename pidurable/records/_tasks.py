@@ -159,4 +159,5 @@ class TaskRecord:
     checkpoint: Any = None
     wait: Wait | None = None
     outcome: OutcomeRecord | None = None
+    """How it ended, or will end; of a task that is blocked, `faulted`: the fault that is parked."""
     memos: dict[str, Any] = attrs.Factory(dict)

@@ -37,7 +37,7 @@ class Op(enum.IntEnum):
     CHECKPOINT_DELETE = 7  # (task,)
     WAIT = 8  # (task, wait json): insert or replace
     WAIT_DELETE = 9  # (task,)
-    OUTCOME = 10  # (task, outcome json): insert once
+    OUTCOME = 10  # (task, outcome json): insert once; also the error of a fault that is parked
     MEMO = 11  # (task, name, value json): insert once
     MEMOS_DELETE = 12  # (task,)
     SIGNAL = 13  # SignalRow
@@ -51,6 +51,7 @@ class Op(enum.IntEnum):
     REVISIONS_DELETE = 21  # (document, seq): delete revisions of the document before this seq
     BLOB = 22  # (sha256 hex, bytes): insert or ignore
     SIGNAL_READ = 23  # (signal id,): no longer unread, but its key stays taken; payload dropped
+    OUTCOME_DELETE = 24  # (task,): a task whose fault was parked is let go
 
 
 class ConversationRow(NamedTuple):

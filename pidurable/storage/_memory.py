@@ -271,6 +271,9 @@ class _Writer:
     def outcome(self, row: tuple[Any, ...]) -> None:
         self.undo.insert(self.data.outcomes, row[0], row[1], "outcome of task")
 
+    def outcome_delete(self, row: tuple[Any, ...]) -> None:
+        self.undo.delete(self.data.outcomes, row[0])
+
     def memo(self, row: tuple[Any, ...]) -> None:
         task, name, value = row
         if task not in self.data.memos:

@@ -43,6 +43,7 @@ _COLUMNS: dict[Op, _Columns] = {
     Op.WAIT: _plain(task=int, value=str),
     Op.WAIT_DELETE: _plain(task=int),
     Op.OUTCOME: _plain(task=int, value=str),
+    Op.OUTCOME_DELETE: _plain(task=int),
     Op.MEMO: _plain(task=int, name=str, value=str),
     Op.MEMOS_DELETE: _plain(task=int),
     Op.SIGNAL: _columns(SignalRow),

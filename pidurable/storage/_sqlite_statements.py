@@ -51,6 +51,7 @@ WRITES: dict[Op, str] = {
     Op.WAIT: "insert or replace into waits (task, value)\nvalues (?, ?)",
     Op.WAIT_DELETE: "delete from waits\nwhere task = ?",
     Op.OUTCOME: _insert("outcomes", ("task", "value")),
+    Op.OUTCOME_DELETE: "delete from outcomes\nwhere task = ?",
     Op.MEMO: _insert("memos", ("task", "name", "value")),
     Op.MEMOS_DELETE: "delete from memos\nwhere task = ?",
     Op.SIGNAL: _insert("signals", SignalRow._fields),

@@ -53,9 +53,7 @@ async def write_fault(
             tx.put_state(node)
             done.append(f"try {node.tries} of {retry.tries} failed, the next in {delay:.3g} s")
         elif _parks(runtime, phase, info):
-            node.status = PENDING
-            node.blocked = "faulted"
-            tx.put_state(node)
+            tx.park(node, info)
             done.append("fault parked")
         else:
             tx.settle(node, OutcomeRecord(status="faulted", error=info))

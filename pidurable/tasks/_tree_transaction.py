@@ -30,7 +30,7 @@ from pidurable.records._limits import (
     SIGNAL_BYTES_MAX,
     SIGNALS_UNREAD_MAX,
 )
-from pidurable.records._tasks import OnRestart, OutcomeRecord
+from pidurable.records._tasks import ErrorInfo, OnRestart, OutcomeRecord
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
 from pidurable.tasks._definition import Task, definition_info
@@ -278,18 +278,31 @@ class TreeTransaction(Transaction):
         node.tries = 0
         node.ready_us = min(node.ready_us, now)
         if node.blocked is not None:
-            node.blocked = None
+            self._lift(node)
             node.recoveries = 0
         self.view.intents = True
         self.put_state(node)
         return True
 
     def unblock(self, node: Node) -> None:
-        """Let a blocked task (of this view) be looked at again, with its crashes forgiven."""
-        node.blocked = None
+        """Let a blocked task (of this view) be looked at again, all that it did forgiven."""
+        self._lift(node)
         node.recoveries = 0
+        node.tries = 0
         node.ready_us = self.now_us()
         self.put_state(node)
+
+    def park(self, node: Node, error: ErrorInfo) -> None:
+        """Block a task whose code raised, with the error beside it until it is let go."""
+        node.status = PENDING
+        node.blocked = "faulted"
+        self.put_state(node)
+        self.writes.append(_outcome_write(node, OutcomeRecord(status="faulted", error=error)))
+
+    def _lift(self, node: Node) -> None:
+        if node.blocked == "faulted":
+            self.writes.append((Op.OUTCOME_DELETE, (node.id,)))
+        node.blocked = None
 
     def retry_task(self, task_id: int) -> None:
         """Let a blocked task run again, with its crashes forgiven. Others are left alone.
@@ -388,9 +401,7 @@ class TreeTransaction(Transaction):
     def settle(self, node: Node, outcome: OutcomeRecord) -> None:
         """Decide the outcome of a task: terminal, or completing while work below is live."""
         node.outcome_status = outcome.status
-        self.writes.append(
-            (Op.OUTCOME, (node.id, _json.dumps(_codec.encode_outcome(outcome), path="$<outcome>")))
-        )
+        self.writes.append(_outcome_write(node, outcome))
         if node.status is WAITING:
             self.writes.append((Op.WAIT_DELETE, (node.id,)))
             node.wait = None
@@ -444,3 +455,8 @@ class TreeTransaction(Transaction):
             raise OwnerEndedError(owner, "completing")
         if found.marked:
             raise OwnerEndedError(owner, "being aborted")
+
+
+def _outcome_write(node: Node, outcome: OutcomeRecord) -> tuple[Op, tuple[Any, ...]]:
+    text = _json.dumps(_codec.encode_outcome(outcome), path="$<outcome>")
+    return Op.OUTCOME, (node.id, text)

@@ -90,6 +90,7 @@ def a_failing_batch_stores_nothing(store: Store) -> None:
             (Op.WAIT, (2, "[]")),
             (Op.WAIT_DELETE, (2,)),
             (Op.OUTCOME, (2, "{}")),
+            (Op.OUTCOME_DELETE, (2,)),
             (Op.MEMO, (2, "n", "1")),
             (Op.MEMOS_DELETE, (2,)),
             (Op.SIGNALS_DELETE, (2,)),
@@ -427,6 +428,8 @@ def parts_of_a_task_are_stored_apart(store: Store) -> None:
     equal(storage.task_memos(1), [])
     equal(storage.task_memos(2), [("a", "9")])
     equal(storage.task_outcome(1), '"done"')
+    store.write((Op.OUTCOME_DELETE, (1,)), (Op.OUTCOME_DELETE, (77,)), (Op.OUTCOME, (1, "2")))
+    equal(storage.task_outcome(1), "2")
 
 
 @conformance_case

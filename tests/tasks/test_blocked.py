@@ -8,6 +8,8 @@ import pytest
 import trio
 from worlds import Actor, Next, Start, World, child_of, done, forever, parent_of
 
+from pidurable.harness._records import task_record
+
 
 class Versioned(Actor):
     """The second version of a definition whose name the tests give to it."""
@@ -290,6 +292,11 @@ async def test_a_parked_fault_keeps_its_checkpoint_and_blocks() -> None:
         await world.quiet()
         assert world.row(task).blocked == "faulted"
         assert world.status(task) == "pending"
+        # The error is there for whoever looks, also after a restart.
+        parked = task_record(rt.session.storage, world.row(task)).outcome
+        assert parked is not None
+        assert parked.error is not None
+        assert (parked.error.type, parked.error.message) == ("ValueError", "no")
         await world.abort(task)
         await world.quiet()
         assert world.row(task).blocked == "faulted"
