@@ -69,7 +69,8 @@ def _charge(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -> in
         others = suspects - int(node.recoveries >= least)
         node.status = PENDING
         node.recoveries += 1
-        node.ready_us = now
+        # It had its turn before those that were ready later, and keeps it.
+        node.ready_us = min(node.ready_us, now)
         if node.recoveries >= recoveries_max and not others:
             node.blocked = "crash_loop"
             runtime.report(
