@@ -105,7 +105,8 @@ class TreeTransaction(Transaction):
             definition: The class of an installed definition.
             input: Its input; stored with the task, and kept.
             conversation: The conversation it belongs to.
-            key: Create it once: a second call with the same key gives the first task's id.
+            key: Create it once: a second call with the same key gives the first task's id, also
+                where the input differs, and where the definition is gone by now.
             background: Its conversation's abort and idle waits do not reach it.
             deadline: Passing it aborts the task, with the reason `deadline`.
             on_restart: What opening the session again does to it and to what is below, while it is
@@ -114,6 +115,7 @@ class TreeTransaction(Transaction):
 
         Raises:
             UnknownDefinitionError: The definition is not installed.
+            InvalidArgumentError: The key names a task of another kind.
             NotJsonError: The input does not fit its type or cannot be stored.
             NotFoundError: No such conversation.
         """
@@ -147,15 +149,16 @@ class TreeTransaction(Transaction):
             )
         self.conversation(conversation)
         info = definition_info(definition)
+        if key is not None:
+            # Found again also where its code is gone: whoever created it can still wait for it.
+            key = check_name(key, "key")
+            existing = self._keyed(owner, conversation, key, info.name)
+            if existing is not None:
+                return TaskId(existing)
         snapshot = self._runtime.snapshot()
         installed = snapshot.definition(info.name)
         if installed is None:
             raise UnknownDefinitionError(info.name, snapshot.nearest_kind(info.name))
-        if key is not None:
-            key = check_name(key, "key")
-            existing = self._keyed(owner, conversation, key)
-            if existing is not None:
-                return TaskId(existing)
         info = definition_info(installed)
         codec = snapshot.codec
         limit = self._session.settings.value_bytes_max
@@ -204,13 +207,26 @@ class TreeTransaction(Transaction):
             self._keys[("task", owner, conversation if owner is None else 0, key)] = row.id
         return TaskId(row.id)
 
-    def _keyed(self, owner: int | None, conversation: int, key: str) -> int | None:
+    def _keyed(self, owner: int | None, conversation: int, key: str, kind: str) -> int | None:
+        """The task that has this key, if there is one; of another kind it is no answer."""
         name = ("task", owner, conversation if owner is None else 0, key)
-        found = self._keys.get(name) or self.claimed(name)
-        if found is not None:
-            return found
-        row = self._session.storage.task_by_key(owner, conversation, key)
-        return None if row is None else row.id
+        found: int | None = self._keys.get(name) or self.claimed(name)
+        if found is None:
+            row = self._session.storage.task_by_key(owner, conversation, key)
+            if row is None:
+                return None
+            found, standing = row.id, row.kind
+        else:
+            made = self.view.task(found)  # in this batch
+            standing = kind if made is None else made.kind
+        if standing != kind:
+            raise InvalidArgumentError(
+                "key",
+                f"it names task {found} of the kind {standing!r} already, not one of {kind!r}; "
+                "choose another key",
+                show(key),
+            )
+        return found
 
     def create_conversation(self, *, key: str | None = None, principal: str = "") -> int:
         """Create an ownerless conversation and return its id."""

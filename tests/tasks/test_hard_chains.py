@@ -57,7 +57,9 @@ def chain_of(held: int) -> list[Seed]:
     return [*chain, Seed(id=FIRST + held, name="leaf", owner=FIRST + held - 1)]
 
 
-@pytest.mark.parametrize("held", [2, 499, 500, 501, 1_000, 20_000])
+@pytest.mark.parametrize(
+    "held", [2, 499, 500, 501, 1_000, pytest.param(20_000, marks=pytest.mark.slow)]
+)
 async def test_a_held_chain_ends_in_one_commit_for_every_500_levels(held: int) -> None:
     """Exactly ceil(n / 500) commits end n held owners, each after what is below it; 20,000 too."""
     # Hard scenario: held chain and wide hold.
