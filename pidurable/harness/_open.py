@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast, final
 
 import trio
 
+from pidurable.agent._awaited_submissions import AwaitedSubmissions
 from pidurable.agent._documents import UsageDocument, address_of
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
@@ -424,6 +425,7 @@ async def open_harness(
         services.progress = Progress(runtime)
         definitions.add(Generation(services), ToolTask(services))
         settle_by(services)
+        AwaitedSubmissions(runtime)
         harness = Harness(runtime, services, registry)
         runtime.session.participants.append(harness)
         made.append((services, services.progress, harness))

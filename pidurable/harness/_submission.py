@@ -78,13 +78,18 @@ class Submission:
 
         Raises:
             WaitTimeoutError: The time ran out; waiting again is fine.
+            WaitCycleError: The code of a task waits, without a timeout, for an answer that needs
+                the end of that task.
             SessionClosedError: The harness was closed meanwhile; open it and wait again.
             SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
         """
         harness = self._harness
         harness.check_serving()
         harness.start()
-        with trio.move_on_after(float("inf") if timeout is None else timeout):
+        held = harness.runtime.waits.holding(
+            self.id, others=(self.id,), bounded=timeout is not None
+        )
+        with held, trio.move_on_after(float("inf") if timeout is None else timeout):
             while True:
                 # Looked at before anything can cancel: with a timeout of 0 too.
                 record = self._record()

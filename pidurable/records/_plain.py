@@ -450,6 +450,10 @@ def encode_wait(wait: Wait) -> dict[str, JsonValue]:
     json: dict[str, JsonValue] = {}
     if wait.on is not None:
         json["on"] = list(wait.on)
+    if wait.conversations:
+        json["conversations"] = list(wait.conversations)
+    if wait.others:
+        json["others"] = list(wait.others)
     if wait.policy != "all_settled":
         json["policy"] = wait.policy
     if wait.deadline_us is not None:
@@ -465,9 +469,12 @@ def decode_wait(json: JsonValue, *, path: str = "$") -> Wait:
     Raises:
         NotJsonError: The shape is unknown.
     """
-    known = _Object(json, path, frozenset(["on", "policy", "deadline_us", "signals"]))
+    names = ["on", "conversations", "others", "policy", "deadline_us", "signals"]
+    known = _Object(json, path, frozenset(names))
     return Wait(
         on=known.items("on", _integer) if "on" in known.fields else None,
+        conversations=known.items("conversations", _integer, default=()),
+        others=known.items("others", _integer, default=()),
         policy=known.word("policy", get_args(JoinPolicy), default="all_settled"),
         deadline_us=known.get("deadline_us", int, default=None),
         signals=known.get("signals", bool, default=False),

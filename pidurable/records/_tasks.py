@@ -62,6 +62,11 @@ class Wait:
     """What a parked task waits for."""
 
     on: tuple[int, ...] | None = None
+    """Tasks, conversations and submissions; ids are session-wide, so their records tell which."""
+    conversations: tuple[int, ...] = ()
+    """Those of `on` that are conversations, which are waited for until they are idle."""
+    others: tuple[int, ...] = ()
+    """Those of `on` that are submissions and were open when the wait was stored."""
     policy: JoinPolicy = "all_settled"
     deadline_us: int | None = None
     signals: bool = False

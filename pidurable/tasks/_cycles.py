@@ -1,7 +1,8 @@
 """Waits that could never end: found when the wait is to be committed, and refused with the path.
 
 Edges lead from who cannot go on to what it needs: "waits on" (parked, or held in memory by an
-invocation) and "has ordinary owned work". A wait with a deadline or signals is no edge. A cycle
+invocation), "has ordinary owned work" (tasks, and conversations whose idleness is waited for), and
+what submissions need. A wait with a deadline or signals is no edge. A cycle
 that a new wait would close is looked for from both ends in lockstep, forwards from what is awaited
 and backwards from the waiter; the smaller side decides, so deep chains and wide trees cost little.
 """
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pidurable.errors import WaitCycleError
-from pidurable.tasks._tree import WAITING, AnyNode, Node, View
+from pidurable.tasks._tree import WAITING, AnyNode, Node, Scope, View
 
 if TYPE_CHECKING:
+    from pidurable.tasks._awaited import Kinds
     from pidurable.tasks._index import Index
+    from pidurable.tasks._tree_transaction import TreeTransaction
 
 
 def is_edge(node: Node | None) -> bool:
@@ -30,8 +33,9 @@ def is_edge(node: Node | None) -> bool:
 class Cycles:
     """Who needs whom: the index of what is published, what is staged, and waits held in memory."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, kinds: Kinds) -> None:
         self._index = index
+        self._kinds = kinds
         self._staged_children: dict[int, list[int]] = {}
         self._staged_waiters: dict[int, list[int]] = {}
         self._staged_waits: set[int] = set()
@@ -94,39 +98,71 @@ class Cycles:
 
     # --- looking -------------------------------------------------------------------------
 
-    def check(self, view: View, waiter: int, on: Sequence[int]) -> None:
+    def check(
+        self,
+        view: View,
+        waiter: int,
+        on: Sequence[int],
+        *,
+        others: Sequence[int] = (),
+        tx: TreeTransaction | None = None,
+    ) -> None:
         """Refuse that `waiter` waits for all of `on` if one of them can only end after it.
+
+        Args:
+            view: The tree as staged.
+            waiter: The task that is to wait.
+            on: What it is to wait for.
+            others: Those of `on` that are neither tasks nor conversations, and are open.
+            tx: The commit of the wait, if it is one.
 
         Raises:
             WaitCycleError: With the path from the waiter back to itself.
         """
         if waiter in on:
-            raise WaitCycleError(self._path(view, [waiter, waiter]))
+            raise WaitCycleError(self._path(view, [waiter, waiter], tx))
         # Tasks created in the body itself are in no index: its own view is looked at as well.
         own: dict[int, list[int]] = {}
         for node in view.nodes.values():
             if node.contributes_all() and (above := view.find_above(node)) is not None:
                 own.setdefault(above.id, []).append(node.id)
-        forwards = _Search(on, lambda id: self._needs(view, own, id))
-        backwards = _Search((waiter,), lambda id: self._needed_by(view, id))
+        # What an id is that is not in memory is looked up only where it may matter.
+        known = set(others)
+        forwards = _Search(on, lambda id: self._needs(view, own, id, known, tx))
+        backwards = _Search((waiter,), lambda id: self._needed_by(view, id, tx))
         targets = set(on)
         while forwards.pending and backwards.pending:
             if forwards.step(lambda id: id == waiter):
-                raise WaitCycleError(self._path(view, [waiter, *forwards.path(waiter)]))
+                raise WaitCycleError(self._path(view, [waiter, *forwards.path(waiter)], tx))
             if backwards.step(targets.__contains__):
                 assert backwards.found is not None
                 back = backwards.path(backwards.found)
-                raise WaitCycleError(self._path(view, [waiter, *reversed(back)]))
+                raise WaitCycleError(self._path(view, [waiter, *reversed(back)], tx))
 
-    def _needs(self, view: View, own: dict[int, list[int]], id: int) -> Iterator[int]:
-        """What must end before `id` can: live tasks that it waits for, or has below it."""
-        node = view.task(id)
-        if node is None or not node.live:
+    def _needs(
+        self,
+        view: View,
+        own: dict[int, list[int]],
+        id: int,
+        others: set[int],
+        tx: TreeTransaction | None,
+    ) -> Iterator[int]:
+        """What must end before `id` can: what it waits for, and live tasks that are below it."""
+        node = view.find(id)
+        if isinstance(node, Node):
+            if not node.live:
+                return
+            if is_edge(node):
+                assert node.wait is not None
+                others.update(node.wait.others)
+                yield from node.wait.on or ()
+            others.update(self._held_by.get(id, ()))
+            yield from self._held_by.get(id, ())
+        elif node is None:
+            # An ended task, an idle conversation, or something that upper layers settle.
+            if id in others:
+                yield from self._kinds.needs(id, tx)
             return
-        if is_edge(node):
-            assert node.wait is not None
-            yield from node.wait.on or ()
-        yield from self._held_by.get(id, ())
         pending = [id]
         while pending:
             current = pending.pop()
@@ -143,29 +179,39 @@ class Cycles:
                 else:
                     pending.append(child)
 
-    def _needed_by(self, view: View, id: int) -> Iterator[int]:
-        """Live tasks that cannot end before `id` has."""
+    def _needed_by(self, view: View, id: int, tx: TreeTransaction | None) -> Iterator[int]:
+        """What cannot end before `id` has: live tasks, busy conversations, submissions."""
         node = view.task(id)
-        if node is None:
-            return
-        for owner in view.owners(node):
-            if isinstance(owner, Node) and owner.live:
-                yield owner.id
-                break
+        if node is not None:
+            for owner in view.owners(node):
+                if isinstance(owner, Scope):
+                    yield owner.id
+                elif owner.live:
+                    yield owner.id
+                    break
+            yield from self._kinds.needed_by(node, tx)
         for waiter in (*self._index.waiters.get(id, ()), *self._staged_waiters.get(id, ())):
             parked = view.task(waiter)
             if is_edge(parked) and parked is not None and id in (parked.wait.on or ()):  # type: ignore[union-attr]
                 yield waiter
         yield from self._held_on.get(id, ())
 
-    @staticmethod
-    def _path(view: View, ids: list[int]) -> str:
+    def _path(self, view: View, ids: list[int], tx: TreeTransaction | None) -> str:
         parts: list[str] = []
         for index, id in enumerate(ids):
-            node = view.task(id)
-            kind = f" {node.kind}" if node is not None and index < len(ids) - 1 else ""
+            kind = f" {self._word(view, id, tx)}" if index < len(ids) - 1 else ""
             parts.append(f"{id}{kind}")
         return " -> ".join(parts)
+
+    def _word(self, view: View, id: int, tx: TreeTransaction | None) -> str:
+        """What an id of a path is: the kind of a task, or what else can be waited for."""
+        node = view.find(id)
+        if isinstance(node, Node):
+            return node.kind
+        if node is not None:
+            return "conversation"
+        found = self._kinds.look(id, tx)
+        return "task" if found is None else found[0]
 
 
 class _Search:

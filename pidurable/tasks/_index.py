@@ -16,7 +16,7 @@ joins               waiters whose join is decided: the others of it are to be ma
 ends                completing tasks with nothing live below
 wakes               waiting tasks whose condition may be there
 timers              a heap of (moment, task); entries that no longer count are skipped
-waiters             who waits for a task to end
+waiters             who waits for something: a task, a conversation, or what others settle
 active              tasks that are running or charged: what a close has to write
 ==================  ==================================================================
 
@@ -39,6 +39,7 @@ from pidurable.tasks._tree import (
     WAITING,
     AnyNode,
     Node,
+    Scope,
     View,
 )
 
@@ -113,11 +114,13 @@ class Index:
                 self._hand_up(new)
         for old, new in changed:
             self._adopt_children(old, new)
+            # Before the tasks: a wait that begins in this commit counts what is published by then.
+            if isinstance(new, Scope):
+                self._adopt_scope(old, new)
+        for old, new in changed:
             if isinstance(new, Node):
                 assert old is None or isinstance(old, Node)
                 self._adopt_task(old, new, opening)
-            else:
-                self._adopt_scope(old, new)
         for _, new in changed:
             if not new.live and not new.contributes_all() and not new.contributes():
                 published.pop(new.id, None)
@@ -156,6 +159,11 @@ class Index:
         was = old is not None and old.below > 0
         if was and not new.below:
             self.idle_scopes.append(new.id)
+            self._count_down(self.waiters.get(new.id, ()))
+        elif new.below and not was:
+            for waiter in self.waiters.get(new.id, ()):
+                if waiter in self.open_joins:
+                    self.open_joins[waiter] += 1
         if new.above is None:
             self.busy_roots += int(new.below > 0) - int(was)
 
@@ -299,10 +307,16 @@ class Index:
         assert wait is not None
         if wait.on is not None:
             still_open = 0
+            others, conversations = frozenset(wait.others), frozenset(wait.conversations)
             for id in wait.on:
                 awaited = self.published.nodes.get(id)
-                if isinstance(awaited, Node) and awaited.live:
-                    still_open += 1
+                if awaited is None:
+                    is_open = id in others
+                else:
+                    is_open = awaited.live or (isinstance(awaited, Scope) and awaited.below > 0)
+                still_open += is_open
+                # An idle conversation too: it may become busy before the waiter wakes.
+                if is_open or id in conversations:
                     self.waiters.setdefault(id, {})[node.id] = None
             self.open_joins[node.id] = still_open
             if still_open and wait.policy != "all_settled":
@@ -333,28 +347,42 @@ class Index:
         names = self.waiters.get(node.id)
         if names is None:
             return
-        ended = node.status is TERMINAL
-        if ended:
+        if node.status is TERMINAL:
             del self.waiters[node.id]
+            self._count_down(names)
         for waiter in names:
             waiting = self.published.task(waiter)
             if waiting is None or waiting.wait is None or waiter not in self.open_joins:
                 continue
-            if ended:
-                self.open_joins[waiter] -= 1
-                if not self.open_joins[waiter]:
-                    self.wakes.append(waiter)
             if decides(waiting.wait.policy, node.outcome_status) and waiter not in self.deciders:
                 self.deciders[waiter] = node.id
                 self.joins.append(waiter)
 
-    def due(self, node: Node, now_us: int) -> str | None:
-        """What wakes a waiting task now: tasks before signals before the deadline, or None."""
+    def settled(self, id: int) -> None:
+        """Something that is no task and no conversation has settled, for good."""
+        self._count_down(self.waiters.pop(id, ()))
+
+    def _count_down(self, waiters: Iterable[int]) -> None:
+        """One thing less is open for each of these."""
+        for waiter in waiters:
+            if waiter in self.open_joins:
+                self.open_joins[waiter] -= 1
+                if not self.open_joins[waiter]:
+                    self.wakes.append(waiter)
+
+    def due(self, node: Node, now_us: int, *, view: View | None = None) -> str | None:
+        """What wakes a waiting task now: tasks before signals before the deadline, or None.
+
+        Args:
+            view: What is staged besides: a conversation may be busy again by an earlier body.
+        """
         wait = node.wait
         if node.status is not WAITING or wait is None:
             return None
         if wait.on is not None and not self.open_joins.get(node.id):
-            return "tasks"
+            scopes = () if view is None else map(view.find, wait.conversations)
+            if not any(scope is not None and scope.below > 0 for scope in scopes):
+                return "tasks"
         if wait.signals and self._unread(node.id) > 0:
             return "signal"
         if wait.deadline_us is not None and wait.deadline_us <= now_us:

@@ -277,7 +277,7 @@ class Pass:
             if id in index.running:
                 # The handler that waited has not returned; it is looked at again when it has.
                 continue
-            reason = index.due(found, now)
+            reason = index.due(found, now, view=tx.view)
             if reason is None:
                 if found.wait is not None and found.wait.deadline_us is not None:
                     # The clock was set back since the timer was taken from the heap.

@@ -29,7 +29,7 @@ async def recover(runtime: Runtime) -> int:
         How many tasks were interrupted in the middle of a phase.
     """
     session = runtime.session
-    nodes = await session.blocking.run(_read, runtime)
+    nodes, settled = await session.blocking.run(_read, runtime)
     view = View(runtime.published, runtime.load)
     view.nodes.update((node.id, node) for node in nodes)
     for node in nodes:
@@ -50,6 +50,8 @@ async def recover(runtime: Runtime) -> int:
         runtime.set_unread(task_id, unread)
     in_order: dict[int, AnyNode] = {node.id: node for node in nodes}
     runtime.index.adopt(list((in_order | view.nodes).values()), opening=True)
+    for id in settled:
+        runtime.index.settled(id)
     runtime.after_adoption()
     return interrupted
 
@@ -146,8 +148,8 @@ def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | N
     return value
 
 
-def _read(runtime: Runtime) -> list[Node]:
-    """Every live task, with what the waiting ones wait for."""
+def _read(runtime: Runtime) -> tuple[list[Node], list[int]]:
+    """Every live task, with what the waiting ones wait for, and what of that settled meanwhile."""
     storage = runtime.session.storage
     nodes: dict[int, Node] = {}
     after = 0
@@ -162,7 +164,9 @@ def _read(runtime: Runtime) -> list[Node]:
             except NotJsonError as error:
                 runtime.report(task_id, f"unknown_record: what it waits for: {error}")
         after = waits[-1][0]
-    return list(nodes.values())
+    others = {id for node in nodes.values() if node.wait for id in node.wait.others}
+    settled = [id for id in sorted(others) if runtime.kinds.was_settled(id)]
+    return list(nodes.values()), settled
 
 
 __all__ = ["recover"]

@@ -40,6 +40,7 @@ from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
 from pidurable.tasks._errors import leaves
 from pidurable.tasks._faults import write, write_fault
 from pidurable.tasks._tree import PENDING, RUNNING, Node
+from pidurable.tasks._waits import enter_invocation
 
 if TYPE_CHECKING:
     from pidurable.tasks._runtime import Runtime
@@ -132,6 +133,7 @@ class _Unreadable(Exception):
 @trio.lowlevel.enable_ki_protection
 async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
     """Run the phases of one invocation until the step ends it."""
+    enter_invocation(runtime, invocation.task_id)
     with invocation.scope:
         try:
             phase, input = _begin(runtime, invocation)

@@ -6,7 +6,7 @@ the open batch; starting, waking and deciding read `published`. Invocations run 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from pidurable.records._tasks import ErrorInfo, Outcome
 from pidurable.session._seams import Blocking, ThreadBlocking, logger
 from pidurable.session._session import Session
 from pidurable.storage import Op
+from pidurable.tasks._awaited import Kinds
 from pidurable.tasks._cycles import Cycles
 from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._installed import (
@@ -65,7 +66,8 @@ class Runtime(SessionTree):
         # commit may be holding the line, do not queue behind it.
         own = isinstance(session.blocking, ThreadBlocking)
         self.blocking: Blocking = ThreadBlocking() if own else session.blocking
-        self.cycles = Cycles(self.index)
+        self.kinds = Kinds()
+        self.cycles = Cycles(self.index, self.kinds)
         self.waits = Waits(self)
         self.runner = Runner(self)
         self.fresh: dict[int, tuple[str, str, str]] = {}
@@ -203,6 +205,13 @@ class Runtime(SessionTree):
         elif self.index.wakes:
             self.scheduler.kick()
 
+    def settled(self, ids: Iterable[int]) -> None:
+        """What participants keep has settled by the commit that is being published."""
+        for id in ids:
+            self.index.settled(id)
+        if self.index.wakes:
+            self.scheduler.kick()
+
     def after_adoption(self) -> None:
         index = self.index
         for id in index.released:
@@ -294,13 +303,21 @@ class Runtime(SessionTree):
         """
         return self.waits.outcome(task_id)
 
-    def check_cycle(self, view: View, waiter: int, on: Sequence[int]) -> None:
-        """Refuse a wait that could never end.
+    def check_cycle(
+        self,
+        view: View,
+        waiter: int,
+        on: Sequence[int],
+        *,
+        others: Sequence[int] = (),
+        tx: TreeTransaction | None = None,
+    ) -> None:
+        """Refuse a wait that could never end; `tx` is the commit that makes it, if one does.
 
         Raises:
             WaitCycleError: With the whole path.
         """
-        self.cycles.check(view, waiter, on)
+        self.cycles.check(view, waiter, on, others=others, tx=tx)
 
     async def wait_for_idle(self, conversation: int | None = None) -> None:
         """Wait until no ordinary live task is below a conversation (or below any ownerless one)."""

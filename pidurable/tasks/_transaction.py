@@ -7,7 +7,7 @@ outcome or a wait, in this commit or a later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, final
 
@@ -19,11 +19,10 @@ from pidurable.errors import (
     InvocationEndedError,
     MemoTooLargeError,
     TooManyMemosError,
-    UnknownTaskError,
     show,
 )
 from pidurable.records import _codec, _json
-from pidurable.records._checks import check_name, check_reason, is_id
+from pidurable.records._checks import check_name, check_reason
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import MEMO_BYTES_MAX, MEMOS_MAX
 from pidurable.records._tasks import (
@@ -35,6 +34,7 @@ from pidurable.records._tasks import (
     Wait,
 )
 from pidurable.storage import Op
+from pidurable.tasks._awaited import awaited_ids, sort_awaited
 from pidurable.tasks._definition import Task
 from pidurable.tasks._errors import error_info
 from pidurable.tasks._tree import RUNNING, WAITING, Node
@@ -110,14 +110,18 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
 
         Args:
             then: The checkpoint to wake at.
-            on: Tasks to wait for; duplicates count once; an empty one wakes at the next pass.
-            policy: `fail_fast` and `first_success` need ownership of all of `on`.
-            deadline: Wake at this moment at the latest; the awaited tasks go on.
+            on: Ids of what to wait for, duplicates counting once: tasks until they have ended,
+                submissions until they are answered or will not be, conversations until they are
+                idle, that is, no ordinary live task is below. All of it must be so at one moment:
+                a conversation that is busy again counts again. An empty one wakes at the next pass.
+            policy: `fail_fast` and `first_success` need ownership of all of `on`, so all of it
+                must be tasks.
+            deadline: Wake at this moment at the latest; what is awaited goes on.
             signals: Wake at the first unread signal.
 
         Raises:
-            UnknownTaskError: `on` names a task that does not exist.
-            WaitCycleError: What it waits for waits for this task.
+            UnknownTaskError: `on` names something that does not exist or cannot be waited for.
+            WaitCycleError: What it waits for waits for this task, or is kept busy by it.
             InvalidArgumentError: No condition is given, or the policy does not fit.
         """
         self._transition_guard()
@@ -132,18 +136,21 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             raise InvalidArgumentError(
                 "policy", "expected all_settled, fail_fast or first_success", show(policy)
             )
-        ids = None if on is None else tuple(dict.fromkeys(_checked_ids(on)))
-        if ids:
-            self._check_awaited(ids, policy)
+        ids = None if on is None else awaited_ids(on)
+        conversations, others = sort_awaited(
+            self, self._runtime.kinds, ids or (), policy=policy, owner=phase.task_id
+        )
         tag, text = self._runtime.encode_checkpoint(phase.definition, then)
         wait = Wait(
             on=ids,
+            conversations=conversations,
+            others=others,
             policy=policy,
             deadline_us=None if deadline is None else to_us(deadline, "deadline"),
             signals=signals,
         )
         if ids and deadline is None and not signals:
-            self._runtime.check_cycle(self.view, phase.task_id, ids)
+            self._runtime.check_cycle(self.view, phase.task_id, ids, others=others, tx=self)
         wait_text = _json.dumps(_codec.encode_wait(wait), path="$<wait>")
         now = self.now_us()
 
@@ -161,21 +168,6 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             )
 
         self._decide = decide
-
-    def _check_awaited(self, ids: tuple[int, ...], policy: JoinPolicy) -> None:
-        for id in ids:
-            node = self.view.task(id)
-            if node is None:
-                row = self._session.storage.task(id)
-                if row is None:
-                    raise UnknownTaskError(id)
-                owner = row.owner
-            else:
-                owner = node.owner
-            if policy != "all_settled" and owner != self._phase.task_id:
-                raise InvalidArgumentError(
-                    "on", f"{policy} needs ownership of all of `on`, task {id} is owned otherwise"
-                )
 
     def complete(self, result: ResultT) -> None:
         """End the task with its result. Nothing can be committed after it."""
@@ -342,10 +334,3 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             key=key,
             principal=own.principal if principal is None else principal,
         )
-
-
-def _checked_ids(ids: Iterable[object]) -> Iterator[int]:
-    for id in ids:
-        if not is_id(id):
-            raise UnknownTaskError(show(id))
-        yield int(id)  # type: ignore[call-overload]

@@ -249,6 +249,10 @@ class TreeTransaction(Transaction):
             self._owned.append(owner)
         return made.id
 
+    def stored_task(self, task_id: int) -> TaskRow | None:
+        """The row of a task that is not in memory, that is, of one that has ended."""
+        return self._session.storage.task(task_id)
+
     # --- marks and signals ---------------------------------------------------------------
 
     def abort_task(self, task_id: int, reason: str = "user") -> None:

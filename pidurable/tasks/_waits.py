@@ -7,7 +7,9 @@ by adoption alone, so nobody is told of something that is not durable.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
 
 _EVERYTHING = 0
 """The key of those who wait until every ownerless conversation is idle. No id is 0."""
+
+
+_INVOCATION: ContextVar[tuple[Runtime, int] | None] = ContextVar("pidurable_task", default=None)
+"""The task whose code is running, wherever it was called from; the host's code has none."""
+
+
+def enter_invocation(runtime: Runtime, task_id: int) -> None:
+    """Say that the calling trio task, and what it starts, runs the code of a task."""
+    _INVOCATION.set((runtime, task_id))
 
 
 class Waits:
@@ -76,6 +87,40 @@ class Waits:
 
     # --- waiting -------------------------------------------------------------------------
 
+    @contextmanager
+    def holding(
+        self,
+        awaited: int,
+        *,
+        waiter: int | None = None,
+        others: Sequence[int] = (),
+        bounded: bool = False,
+    ) -> Iterator[None]:
+        """Note, for as long as it lasts, that the code of a task waits in memory.
+
+        Args:
+            awaited: What it waits for: a task, a conversation, or what upper layers settle.
+            waiter: The task; the one whose code calls where None. A host's wait is not noted.
+            others: As for `check_cycle`.
+            bounded: Whether the wait ends by itself, which makes it no edge.
+
+        Raises:
+            WaitCycleError: It could never end.
+        """
+        runtime = self._runtime
+        if waiter is None:
+            found = _INVOCATION.get()
+            waiter = found[1] if found is not None and found[0] is runtime else None
+        if waiter is None or bounded:
+            yield
+            return
+        runtime.check_cycle(runtime.staged, waiter, (awaited,), others=others)
+        leave = runtime.cycles.hold(waiter, awaited)
+        try:
+            yield
+        finally:
+            leave()
+
     async def for_task(
         self,
         task_id: int,
@@ -92,16 +137,9 @@ class Waits:
             await trio.lowlevel.checkpoint()
             return self.outcome(task_id)
         runtime.check_serving()
-        leave: Callable[[], None] | None = None
-        if waiter is not None:
-            runtime.check_cycle(runtime.staged, waiter, (task_id,))
-            leave = runtime.cycles.hold(waiter, task_id)
-        try:
+        with self.holding(task_id, waiter=waiter, bounded=timeout is not None):
             with trio.move_on_after(float("inf") if timeout is None else timeout) as scope:
                 await self._wait(self._tasks, task_id)
-        finally:
-            if leave is not None:
-                leave()
         node = runtime.published.task(task_id)
         if node is not None and node.live:
             runtime.check_serving()
@@ -124,7 +162,11 @@ class Waits:
             if not busy:
                 await trio.lowlevel.checkpoint()
                 return
-            await self._wait(self._idle, conversation or _EVERYTHING)
+            if conversation is None:
+                await self._wait(self._idle, _EVERYTHING)
+            else:
+                with self.holding(conversation):
+                    await self._wait(self._idle, conversation)
 
     def check_serving(self) -> None:
         """Raise if the session has ended."""

@@ -93,6 +93,8 @@ OUTCOMES = st.builds(
 WAITS = st.builds(
     Wait,
     on=st.none() | st.lists(COUNTS).map(tuple),
+    conversations=st.lists(COUNTS).map(tuple),
+    others=st.lists(COUNTS).map(tuple),
     policy=st.sampled_from(get_args(JoinPolicy)),
     deadline_us=st.none() | COUNTS,
     signals=st.booleans(),

@@ -91,11 +91,15 @@ def check_tree(rt: Runtime, storage: MemoryStorage) -> None:
 
 
 def check_index(rt: Runtime) -> None:
-    """The indexes equal those of an index that adopts all nodes at once."""
+    """The indexes equal those of an index that adopts all nodes at once, and what has settled."""
     fresh_view = View(None, rt.load)
     index = rt.index
     fresh = Index(fresh_view, top_of=rt._top_of, unread=rt.unread, now_us=lambda: 2**62)
     fresh.adopt([node.copy() for node in rt.published.nodes.values()], opening=True)
+    waits = [node.wait for node in rt.published.nodes.values() if isinstance(node, Node)]
+    for id in {id for wait in waits if wait is not None for id in wait.others}:
+        if rt.kinds.was_settled(id):
+            fresh.settled(id)
     for name in ("live", "intents", "interrupted", "busy_roots", "blocked", "active"):
         assert getattr(index, name) == getattr(fresh, name), name
     parked = {
