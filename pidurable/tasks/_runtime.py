@@ -76,6 +76,8 @@ class Runtime(SessionTree):
         self.started = False
         self.closing = False
         self.settlement: list[Settlement] = []
+        self.on_intent: list[Callable[[TreeTransaction, Node], None]] = []
+        """Told in the commit in which a task gets the intent to cancel what is below it."""
         self.scheduler = Scheduler(self)
         self._looked_at: Definitions = snapshot()
         """The definitions when blocked tasks were last looked at."""
@@ -265,6 +267,11 @@ class Runtime(SessionTree):
         """Outcomes that the scheduler writes itself: the agent layer settles its runs with them."""
         for settle in self.settlement:
             settle(tx, node, status, error)
+
+    def intent_began(self, tx: TreeTransaction, node: Node) -> None:
+        """A task of this transaction is marked, or holds an outcome other than completed."""
+        for told in self.on_intent:
+            told(tx, node)
 
     def report(self, task_id: int, error: BaseException | str) -> None:
         """Report something of a task that is worth a person's look, and ends nothing."""

@@ -106,6 +106,31 @@ class SessionTree:
         published = self.published.find(node.id)
         return self.below_intent(node if published is None else published)
 
+    def conversations_below(self, view: View, owner: int) -> list[int]:
+        """Conversations with live work whose nearest live owner is `owner`, in a view of the line.
+
+        Those of live tasks further down are left out: an abort comes to them on its own.
+        """
+        found: dict[int, None] = {}
+        pending = [owner]
+        while pending:
+            for id in self.index.children.get(pending.pop(), ()):
+                node = view.find(id)
+                if node is None or node.background or (isinstance(node, Node) and node.live):
+                    continue
+                pending.append(id)
+                if isinstance(node, Scope):
+                    found[id] = None
+        staged: View | None = view
+        while staged is not None and staged.lower is not None:
+            for node in staged.nodes.values():
+                if isinstance(node, Scope) and node.below and node.id not in found:
+                    above = view.find_above(node)
+                    if above is not None and (above.id == owner or above.id in found):
+                        found[node.id] = None
+            staged = staged.lower
+        return list(found)
+
     def halted(self, view: View, node: AnyNode) -> bool:
         """Whether a node is below an owner that a restart interrupted, and so may not start.
 

@@ -302,6 +302,7 @@ class TreeTransaction(Transaction):
             node.recoveries = 0
         self.view.intents = True
         self.put_state(node)
+        self._runtime.intent_began(self, node)
         return True
 
     def unblock(self, node: Node) -> None:
@@ -432,6 +433,8 @@ class TreeTransaction(Transaction):
             self.view.intents = self.view.intents or node.intent
             self.view.spread(node, was=was, was_all=was_all)
             self.put_state(node)
+            if node.intent and not node.marked:
+                self._runtime.intent_began(self, node)
         else:
             self.finish(node)
 

@@ -207,6 +207,54 @@ async def test_a_tool_cannot_swallow_an_abort(autojump_clock: MockClock, way: st
     assert world.ledger == (["cleaned"] if way == "cleans up" else [])
 
 
+async def test_an_abort_above_takes_back_what_is_queued_below(autojump_clock: MockClock) -> None:
+    """In the commit that marks the call, the follow-up of its sub-agent is unanswered, aborted."""
+    world = World(
+        Step(calls=(ScriptedCall(name="slow"),), when=When(user="the task")),
+        calls("subagent", task="the task"),
+        "on we go",
+    )
+    seen: list[bool] = []
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await world.reached.wait()
+        child = harness.conversation(int(world.ledger[0].split()[1]))
+        queued = await child.submit("and then this")
+        owner = harness.session.conversation(child.id).owner
+        assert owner is not None
+
+        class Look:
+            def committed(self, tx: Any) -> None:
+                marked = harness.runtime.published.task(owner)
+                if marked is not None and marked.marked:
+                    record = harness.session.storage.submission(queued.id)
+                    seen.append(record.status == "unanswered")
+
+            def check_staged(self, tx: Any) -> None: ...
+
+            def joined(self, tx: Any) -> None: ...
+
+            def reverted(self) -> None: ...
+
+            def poisoned(self, error: Any) -> None: ...
+
+            def refusing(self, refusing: bool) -> None: ...
+
+        harness.session.participants.append(Look())
+        await root.abort("stop all")
+        outcome = await submission.wait()
+        settled = await queued.wait()
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        assert (await ask(harness, "again", "r2")).text == "on we go"
+
+    assert (outcome.reason, settled.reason) == ("aborted", "aborted")
+    assert seen
+    assert all(seen)
+
+
 async def test_aborting_a_child_ends_the_child_alone(autojump_clock: MockClock) -> None:
     """The parent's call learns that its child gave no answer, and the parent goes on."""
     world = World(
