@@ -344,6 +344,10 @@ class Storage(Protocol):
         """(phase tag, value json)"""
         ...
 
+    def checkpoint_at(self, task: int) -> tuple[str, int] | None:
+        """(phase tag, when it was stored in UTC microseconds); the value is not read."""
+        ...
+
     def task_wait(self, task: int) -> str | None: ...
 
     def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:

@@ -614,6 +614,11 @@ class MemoryStorage:
             found = self._use().checkpoints.get(task)
             return found[:2] if found is not None else None
 
+    def checkpoint_at(self, task: int) -> tuple[str, int] | None:
+        with self._data.mutex:
+            found = self._use().checkpoints.get(task)
+            return (found[0], found[2]) if found is not None else None
+
     def task_wait(self, task: int) -> str | None:
         with self._data.mutex:
             return self._use().waits.get(task)

@@ -634,6 +634,10 @@ class SqliteStorage:
         rows: list[tuple[str, str]] = self._rows("task_checkpoint", (task,))
         return rows[0] if rows else None
 
+    def checkpoint_at(self, task: int) -> tuple[str, int] | None:
+        rows: list[tuple[str, int]] = self._rows("checkpoint_at", (task,))
+        return rows[0] if rows else None
+
     def task_wait(self, task: int) -> str | None:
         value: str | None = self._value("task_wait", task)
         return value

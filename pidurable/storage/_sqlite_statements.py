@@ -136,6 +136,7 @@ READS: dict[str, str] = {
     "live_tasks": f"select {_TASK}\nfrom tasks\nwhere status < 4 and id > ?\norder by id\nlimit ?",
     "task_input": "select value\nfrom inputs\nwhere task = ?",
     "task_checkpoint": "select phase, value\nfrom checkpoints\nwhere task = ?",
+    "checkpoint_at": "select phase, at_us\nfrom checkpoints\nwhere task = ?",
     "waits": "select task, value\nfrom waits\nwhere task > ?\norder by task\nlimit ?",
     "task_wait": "select value\nfrom waits\nwhere task = ?",
     "task_outcome": "select value\nfrom outcomes\nwhere task = ?",

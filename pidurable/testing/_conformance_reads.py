@@ -38,6 +38,7 @@ def an_empty_store_answers_with_nothing(store: Store) -> None:
         storage.task_by_key(None, 1, "k"),
         storage.task_input(1),
         storage.task_checkpoint(1),
+        storage.checkpoint_at(1),
         storage.task_wait(1),
         storage.task_outcome(1),
         storage.signal_by_key(1, "k"),

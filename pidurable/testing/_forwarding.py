@@ -144,6 +144,9 @@ class ForwardingStorage:
     def task_checkpoint(self, task: int) -> tuple[str, str] | None:
         return self._call("task_checkpoint", lambda: self._inner.task_checkpoint(task))
 
+    def checkpoint_at(self, task: int) -> tuple[str, int] | None:
+        return self._call("checkpoint_at", lambda: self._inner.checkpoint_at(task))
+
     def task_wait(self, task: int) -> str | None:
         return self._call("task_wait", lambda: self._inner.task_wait(task))
 
