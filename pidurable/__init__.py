@@ -131,6 +131,8 @@ if TYPE_CHECKING:
         nothing_to_undo as nothing_to_undo,
         phase as phase,
     )
+    from pidurable.tasks._explain import Explanation as Explanation
+    from pidurable.tasks._inspect import InspectedTask as InspectedTask
     from pidurable.tasks._transaction import (
         TaskTransaction as TaskTransaction,
         TreeTransaction as TreeTransaction,
@@ -261,6 +263,8 @@ _HOMES = {
         "nothing_to_undo",
         "phase",
     ),
+    "pidurable.tasks._explain": ("Explanation",),
+    "pidurable.tasks._inspect": ("InspectedTask",),
     "pidurable.tasks._transaction": (
         "TaskTransaction",
         "TreeTransaction",

@@ -30,6 +30,7 @@ from pidurable.cli._render import (
 from pidurable.errors import show
 from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
+from pidurable.records._ids import TaskId
 from pidurable.records._tasks import Outcome, Status, TaskRecord
 
 __all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
@@ -302,9 +303,9 @@ async def abort_tasks(
             await harness.abort_task(task.id, reason=reason)
         outcomes: dict[int, Outcome[Any]] = {}
         for task in live:
-            # Not `harness.wait_for_task`, which starts the harness: nobody asked for other work.
-            outcomes[task.id] = await harness.runtime.waits.for_task(
-                task.id, waiter=None, timeout=options.timeout
+            # Nobody asked for other work, so the harness is not started.
+            outcomes[task.id] = await harness.wait_for_task(
+                TaskId(task.id), timeout=options.timeout, start=False
             )
     if options.output == "json":
         host.out_json([{"task": id, "status": found.status} for id, found in outcomes.items()])

@@ -68,7 +68,7 @@ class Conversation:
         Raises:
             NotJsonError: A field has a value of the wrong type.
         """
-        await self._harness.runtime.commit(lambda tx: change_agent(tx, self.id, change))
+        await self._harness._runtime.commit(lambda tx: change_agent(tx, self.id, change))
 
     def agent(self) -> dict[str, Any]:
         """The choices as stored: the JSON of `pi.agent`."""
@@ -115,7 +115,7 @@ class Conversation:
         """
         harness = self._harness
         harness.start()
-        id = await harness.runtime.commit(
+        id = await harness._runtime.commit(
             lambda tx: submit(
                 harness.session,
                 tx,
@@ -156,7 +156,7 @@ class Conversation:
             NotJsonError: The input does not fit its type or cannot be stored.
         """
         self._harness.start()
-        return await self._harness.runtime.commit(
+        return await self._harness._runtime.commit(
             lambda tx: tx.create_task(
                 definition,
                 input,
@@ -234,7 +234,7 @@ class Conversation:
         Returns:
             The withdrawn submissions, with their content, so that nothing typed is lost.
         """
-        runtime = self._harness.runtime
+        runtime = self._harness._runtime
         reason = check_reason(reason)
 
         def body(tx: TreeTransaction) -> list[SubmissionRecord]:
@@ -259,7 +259,7 @@ class Conversation:
     async def wait_for_idle(self) -> None:
         """Wait until no ordinary task is live below this conversation."""
         self._harness.start()
-        await self._harness.runtime.wait_for_idle(self.id)
+        await self._harness._runtime.wait_for_idle(self.id)
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, TypeVar, cast, final
 
@@ -40,6 +40,9 @@ from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._explain import Explanation, explain
+from pidurable.tasks._inspect import InspectedTask, inspect_page
+from pidurable.tasks._live_facts import LiveFacts
 from pidurable.tasks._open import bare, open_runtime, outranks
 from pidurable.tasks._runtime import Runtime
 from pidurable.tasks._transaction import TreeTransaction
@@ -81,7 +84,7 @@ class Harness:
     """An open session with its scheduler. Obtained from `open_harness`."""
 
     def __init__(self, runtime: Runtime, services: AgentServices, registry: Registry) -> None:
-        self.runtime = runtime
+        self._runtime = runtime
         self.session: Session = runtime.session
         self.registry = registry
         self.streams: set[EventStream] = set()
@@ -109,7 +112,7 @@ class Harness:
                 change_agent(tx, id, agent)
             return id
 
-        return Conversation(self, await self.runtime.commit(body))
+        return Conversation(self, await self._runtime.commit(body))
 
     async def create_conversation(self, *, agent: AgentChange | None = None) -> Conversation:
         """Create another ownerless conversation."""
@@ -120,7 +123,7 @@ class Harness:
                 change_agent(tx, id, agent)
             return id
 
-        return Conversation(self, await self.runtime.commit(body))
+        return Conversation(self, await self._runtime.commit(body))
 
     def conversation(self, conversation_id: int) -> Conversation:
         """A handle of a conversation.
@@ -141,13 +144,14 @@ class Harness:
         An exception in the block stores nothing. `trio.Cancelled` out of it always means that
         nothing was stored.
         """
-        return self.runtime.open_commit()
+        return self._runtime.open_commit()
 
     async def wait_for_task(
         self,
         task_id: TaskId[ResultT],
         *,
         timeout: float | None = None,  # noqa: ASYNC109
+        start: bool = True,
     ) -> Outcome[ResultT]:
         """Wait until a task has ended and return its outcome.
 
@@ -156,14 +160,17 @@ class Harness:
         Args:
             task_id: Any task of this session.
             timeout: Most seconds to wait; None waits for ever, 0 only looks.
+            start: Start the harness, so that the task can end. False is for aborts, which go on
+                in a harness that has not been started, without letting other work begin.
 
         Raises:
             UnknownTaskError: This session has no such task.
             WaitTimeoutError: The time ran out; waiting again is fine. (Also a trio.TooSlowError.)
             SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
         """
-        self.start()
-        return await self.runtime.wait_for_task(task_id, timeout=timeout)
+        if start:
+            self.start()
+        return await self._runtime.waits.for_task(task_id, waiter=None, timeout=timeout)
 
     async def abort_task(self, task_id: int, reason: str = "user") -> OutcomeStatus | None:
         """Store the request to abort a task; what is below it is aborted first.
@@ -179,7 +186,7 @@ class Harness:
         def body(tx: TreeTransaction) -> None:
             tx.abort_task(task_id, reason)
 
-        await self.runtime.commit(body)
+        await self._runtime.commit(body)
         row = self.session.storage.task(task_id)
         status = None if row is None else row.outcome_status
         return cast("OutcomeStatus | None", status)
@@ -187,8 +194,108 @@ class Harness:
     async def signal(
         self, task_id: int, name: str, payload: Any = None, *, key: str | None = None
     ) -> None:
-        """Store a signal for a live task. The same `key` twice stores it once."""
-        await self.runtime.commit(lambda tx: tx.signal(task_id, name, payload, key=key))
+        """Store a signal for a live task: a message that it reads in a commit of its own.
+
+        Signals keep their order and survive restarts. A task that waits with `signals=True` wakes
+        at the first unread one; for any other it lies there until `tx.receive()`. They are dropped
+        when the task ends. The harness need not have been started, and is not started by it.
+
+        Args:
+            task_id: A live task of this session.
+            name: What kind of message it is; 1 to 512 characters.
+            payload: Strict JSON, at most 256 KiB encoded.
+            key: Send it once: the same key again, read or not, stores nothing.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+            TaskEndedError: It has ended; `status` says how.
+            SignalRefusedError: The payload is too large, or 1,000 signals are unread.
+            NotJsonError: The payload is not strict JSON.
+        """
+        await self._runtime.commit(lambda tx: tx.signal(task_id, name, payload, key=key))
+
+    async def retry_task(self, task_id: int) -> bool:
+        """Let a blocked task be looked at again, with its crashes forgiven.
+
+        It runs if what blocked it is gone, and is blocked again if not. Like every commit of tasks
+        it may be made before the harness is started, and starts nothing by itself.
+
+        Args:
+            task_id: Any task of this session.
+
+        Returns:
+            Whether it was blocked; one that was not, or has ended, is left alone.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+            InvalidArgumentError: A restart interrupted a task above it; resume that one.
+        """
+        return await self._lift(task_id, lambda tx: tx.retry_task(task_id))
+
+    async def resume_task(self, task_id: int) -> bool:
+        """Let a task go on that a restart interrupted, with everything below it.
+
+        Interrupted is what was created with `on_restart="wait"`, and what is below it. What is
+        below follows in the scheduler's next commits. Like `retry_task` it starts nothing itself.
+
+        Args:
+            task_id: Any task of this session.
+
+        Returns:
+            Whether it was interrupted; one that was not, or has ended, is left alone.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+            InvalidArgumentError: It is below another interrupted task; resume that one.
+        """
+        return await self._lift(task_id, lambda tx: tx.resume_task(task_id))
+
+    async def _lift(self, task_id: int, body: Callable[[TreeTransaction], None]) -> bool:
+        """Run what lifts a block, and tell whether it did."""
+
+        def lift(tx: TreeTransaction) -> bool:
+            before = tx.view.task(task_id)
+            blocked = before is not None and before.live and before.blocked is not None
+            body(tx)
+            after = tx.view.task(task_id)
+            return blocked and after is not None and after.blocked is None
+
+        return await self._runtime.commit(lift)
+
+    # --- looking -------------------------------------------------------------------------
+
+    def explain(self, task_id: int) -> Explanation:
+        """Say in one line why a task is where it is, and what moves it next.
+
+        Works for every task, also before `start()` and for ended ones, and changes nothing. What a
+        task waits for is followed down to the task that decides. `str()` of the answer is the
+        line; its fields are for programs.
+
+        Args:
+            task_id: Any task of this session.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+            SessionPoisonedError: The session is over; reopen the store and ask again.
+        """
+        if self.session.line.poison is not None:
+            self.session.line.check_usable()
+        return explain(LiveFacts(self._runtime), task_id)
+
+    def inspect(self, *, after: int = 0, limit: int = 1_000) -> tuple[InspectedTask, ...]:
+        """List live work with its state under the registry of now, without running any code.
+
+        Before `start()` this says what starting would do: what would be blocked and why, what
+        would be migrated, what waits for somebody, what is suspected of killing the process.
+
+        Args:
+            after: The id of the last task of the page before; 0 for the first page.
+            limit: Most tasks to return, 1 to 10,000. A shorter answer is the last page.
+
+        Raises:
+            InvalidArgumentError: `limit` or `after` is out of range.
+        """
+        return inspect_page(self._runtime, after=after, limit=limit)
 
     def task(self, task_id: int) -> TaskRecord:
         """Everything that is stored of a task.
@@ -220,12 +327,12 @@ class Harness:
     async def wait_for_idle(self) -> None:
         """Wait until no ordinary task is live anywhere."""
         self.start()
-        await self.runtime.wait_for_idle()
+        await self._runtime.wait_for_idle()
 
     def start(self) -> None:
         """Let tasks run. Submitting, creating tasks and waiting start the harness by themselves;
         aborts and signals do not."""
-        self.runtime.start()
+        self._runtime.start()
 
     async def drain(self, *, seconds: float) -> list[int]:
         """Begin no further phase, cut what models stream, and let running calls end.
@@ -239,7 +346,7 @@ class Harness:
         Returns:
             Tasks whose code still runs; leaving the harness stops them in the middle.
         """
-        runtime = self.runtime
+        runtime = self._runtime
         runtime.closing = True
         for invocation in list(runtime.invocations.values()):
             if invocation.kind == Generation.name:
@@ -251,7 +358,7 @@ class Harness:
         return sorted(runtime.invocations)
 
     def _stands_still(self, task_id: int) -> bool:
-        node = self.runtime.published.task(task_id)
+        node = self._runtime.published.task(task_id)
         return node is not None and node.below > 0
 
     async def usage(self) -> dict[str, Usage]:
@@ -294,7 +401,7 @@ class Harness:
 
     def check_serving(self) -> None:
         """Raise if the session ended while somebody waited."""
-        self.runtime.check_serving()
+        self._runtime.check_serving()
         if self._closed:
             raise SessionClosedError(self.session.storage.store)
 

@@ -14,12 +14,18 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar, final
+from typing import Any, TypeVar, final
 
 import attrs
 
-from pidurable.errors import InvalidArgumentError, NotFoundError, StorageCorruptError
+from pidurable.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StorageCorruptError,
+    UnknownTaskError,
+)
 from pidurable.harness._records import task_record
+from pidurable.harness._stored_facts import HolderState, StoredFacts
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES, Settings
@@ -39,12 +45,12 @@ from pidurable.storage import (
     TaskRow,
 )
 from pidurable.storage._holder import Verdict, heartbeat_age
+from pidurable.tasks._explain import Explanation, explain
 
 __all__ = ["HolderView", "Reader", "TreeRow", "open_reader"]
 
 T = TypeVar("T")
 
-HolderState = Literal["live", "silent", "dead", "released"]
 ID_MAX = 2**63 - 1
 ROWS_MAX = 2_000
 _CONVERSATION_SCOPE = 1
@@ -187,6 +193,32 @@ class Reader:
         if found is None:
             raise NotFoundError("task", task_id, _LIST_HINT)
         return found
+
+    async def explain(self, task_id: int) -> Explanation:
+        """Say in one line why a task is where it is, from what is stored.
+
+        As `Harness.explain`, but nobody outside sees the holder's queues: of a task whose turn is
+        to come it says who holds the session (`held_elsewhere`), or that nobody does
+        (`not_started`), and of a running one, in which process.
+
+        Raises:
+            NotFoundError: This session has no such task.
+        """
+        holder = await self.holder()
+
+        def read() -> Explanation:
+            facts = StoredFacts(
+                self._storage,
+                self._clock.now_us(),
+                None if holder is None else holder.record,
+                "released" if holder is None else holder.state,
+            )
+            return explain(facts, task_id)
+
+        try:
+            return await self._read(f"task {task_id}", read)
+        except UnknownTaskError as error:
+            raise NotFoundError("task", task_id, _LIST_HINT) from error
 
     async def tasks(
         self,

@@ -23,6 +23,12 @@ NOT_MOVING = {
     "storage_refusing": "The storage refuses commits; a probe is written every second.",
     "not_started": "The harness has not been started yet.",
     "held_elsewhere": "Another process holds the session.",
+    "holder_unconfirmed": "The holder has stored no sign of life for a lease; it starts nothing.",
+    "closing": "The harness is closing; the task goes on at the next opening.",
+    "retrying": "The phase raised and runs again at a stored moment.",
+    "suspect": "The process died again and again while the task ran; suspects are tried in turn.",
+    "aborting": "The task is to be aborted; its handler runs when nothing below is live.",
+    "ended": "The task has ended; its outcome is final.",
 }
 
 UNANSWERED = {

@@ -96,6 +96,10 @@ class Cycles:
 
         return leave
 
+    def held_by(self, waiter: int) -> tuple[int, ...]:
+        """The tasks that the invocation of a task waits for in memory."""
+        return tuple(self._held_by.get(waiter, ()))
+
     # --- looking -------------------------------------------------------------------------
 
     def check(

@@ -7,6 +7,7 @@ An id may be in a queue twice, or may no longer be ready; whoever takes it looks
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 
 
 class ReadyQueue:
@@ -39,6 +40,18 @@ class ReadyQueue:
         else:
             del self._rings[top]
         return top, task
+
+    def in_order(self) -> Iterator[int]:
+        """The tasks in the order in which `pop` would take them, if nothing came meanwhile."""
+        rings = [iter(tasks) for tasks in self._rings.values()]
+        while rings:
+            left = []
+            for ring in rings:
+                task = next(ring, None)
+                if task is not None:
+                    left.append(ring)
+                    yield task
+            rings = left
 
     def ids(self) -> set[int]:
         """Every task in the queue."""
@@ -98,6 +111,11 @@ class Ready:
         """A slot of the kind has become free: it is in the ring again if a task waits for it."""
         if kind in self._queues:
             self._ring[kind] = None
+
+    def in_order(self, kind: str) -> Iterator[int]:
+        """The tasks of a kind in the order of their turns; nothing may be pushed meanwhile."""
+        queue = self._queues.get(kind)
+        return iter(()) if queue is None else queue.in_order()
 
     def ids(self) -> set[int]:
         """Every task in the queues."""

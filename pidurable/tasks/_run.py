@@ -112,6 +112,16 @@ class Invocation:
         frames = traceback.StackSummary.extract(self.trio_task.iter_await_frames())
         return "".join(frames.format()).rstrip()
 
+    def innermost(self) -> str | None:
+        """The line of the definition's code that it is at."""
+        found = None
+        if self.trio_task is not None:
+            for frame, line in self.trio_task.iter_await_frames():
+                package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+                if found is None or package not in ("trio", "pidurable"):
+                    found = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+        return found
+
     def runs(self, node: Node | None) -> bool:
         """Whether a node, of any view, says that this very invocation is running."""
         return node is not None and node.status is RUNNING and node.invocations == self.number

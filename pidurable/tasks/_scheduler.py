@@ -58,6 +58,11 @@ class Scheduler:
         self._refusing = refusing
         self.kick()
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether the storage refuses, and nothing is reserved until a probe is accepted."""
+        return self._refusing
+
     def has_work(self) -> bool:
         """Whether a pass would find something."""
         if self._index.derived_work():

@@ -602,7 +602,7 @@ async def test_an_abort_before_anything_ran_settles_the_input(autojump_clock: Mo
                 tx.mark(node.id, "changed my mind")
             return id
 
-        submission = await harness.runtime.commit(body)
+        submission = await harness._runtime.commit(body)
         harness.start()
         await harness.wait_for_idle()
         record = harness.session.submission(submission)

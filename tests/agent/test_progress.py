@@ -92,7 +92,7 @@ async def test_a_closed_buffer_writes_nothing_more() -> None:
         root = await harness.root()
         submission = await root.submit("go")
         await world.reached.wait()
-        progress = Progress(harness.runtime)
+        progress = Progress(harness._runtime)
         partial = PartialAnswer(progress, root.id, root.live()["generation"])
         partial.add("text", "too late")
         held = trio.Event()
