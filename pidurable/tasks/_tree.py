@@ -21,214 +21,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pidurable.records._tasks import Status, Wait
-from pidurable.storage import TaskRow, TaskStateRow
+from pidurable.tasks._node import (
+    COMPLETING as COMPLETING,
+    PENDING as PENDING,
+    RUNNING as RUNNING,
+    TERMINAL as TERMINAL,
+    WAITING as WAITING,
+    AnyNode as AnyNode,
+    Node as Node,
+    Scope as Scope,
+)
 
 if TYPE_CHECKING:
     from pidurable.records._entries import Conversation
 
 _SKIPS_KEPT = 100_000
 """Beyond it the ways past ended tasks are forgotten, and read again."""
-
-PENDING = Status.PENDING
-RUNNING = Status.RUNNING
-WAITING = Status.WAITING
-COMPLETING = Status.COMPLETING
-TERMINAL = Status.TERMINAL
-
-
-class Node:
-    """A task: everything of its record but input, checkpoint, memos and outcome."""
-
-    __slots__ = (
-        "abort_reason",
-        "abort_us",
-        "background",
-        "below",
-        "below_all",
-        "blocked",
-        "clean_at",
-        "conversation",
-        "created_us",
-        "deadline_us",
-        "ended_us",
-        "id",
-        "invocations",
-        "key",
-        "kind",
-        "on_restart",
-        "outcome_status",
-        "owner",
-        "ready_us",
-        "recoveries",
-        "started_us",
-        "status",
-        "tries",
-        "version",
-        "wait",
-        "woken_by",
-    )
-
-    is_task = True
-
-    def __init__(self, row: TaskRow) -> None:
-        self.id = row.id
-        self.conversation = row.conversation
-        self.kind = row.kind
-        self.version = row.version
-        self.owner = row.owner
-        self.key = row.key
-        self.background = bool(row.background)
-        self.on_restart = row.on_restart
-        self.deadline_us = row.deadline_us
-        self.created_us = row.created_us
-        self.status = Status(row.status)
-        self.started_us = row.started_us
-        self.ended_us = row.ended_us
-        self.abort_us = row.abort_us
-        self.abort_reason = row.abort_reason
-        self.invocations = row.invocations
-        self.recoveries = row.recoveries
-        self.tries = row.tries
-        self.ready_us = row.ready_us
-        self.woken_by = row.woken_by
-        self.blocked = row.blocked
-        self.outcome_status = row.outcome_status
-        self.wait: Wait | None = None
-        self.below = 0
-        self.below_all = 0
-        self.clean_at = -1
-
-    def copy(self) -> Node:
-        new = Node.__new__(Node)
-        new.id = self.id
-        new.conversation = self.conversation
-        new.kind = self.kind
-        new.version = self.version
-        new.owner = self.owner
-        new.key = self.key
-        new.background = self.background
-        new.on_restart = self.on_restart
-        new.deadline_us = self.deadline_us
-        new.created_us = self.created_us
-        new.status = self.status
-        new.started_us = self.started_us
-        new.ended_us = self.ended_us
-        new.abort_us = self.abort_us
-        new.abort_reason = self.abort_reason
-        new.invocations = self.invocations
-        new.recoveries = self.recoveries
-        new.tries = self.tries
-        new.ready_us = self.ready_us
-        new.woken_by = self.woken_by
-        new.blocked = self.blocked
-        new.outcome_status = self.outcome_status
-        new.wait = self.wait
-        new.below = self.below
-        new.below_all = self.below_all
-        new.clean_at = self.clean_at
-        return new
-
-    # --- what it is ----------------------------------------------------------------------
-
-    @property
-    def live(self) -> bool:
-        return self.status is not TERMINAL
-
-    @property
-    def marked(self) -> bool:
-        return self.abort_us is not None
-
-    @property
-    def not_before_us(self) -> int:
-        """When a task that retries may run again; 0 for every other.
-
-        Of all the others `ready_us` only says since when they are ready, which a clock that was
-        set back must not turn into a wait.
-        """
-        return self.ready_us if self.tries else 0
-
-    @property
-    def intent(self) -> bool:
-        """Whether everything below is to be aborted: a mark, or a held outcome but completed."""
-        if self.status is TERMINAL:
-            return False
-        return self.abort_us is not None or (
-            self.status is COMPLETING and self.outcome_status != "completed"
-        )
-
-    @property
-    def above(self) -> int | None:
-        return self.owner if self.owner is not None else self.conversation
-
-    @property
-    def counts(self) -> bool:
-        """Whether what is below is counted here: not at an ordinary task that ended."""
-        return self.status is not TERMINAL or self.background
-
-    def contributes(self) -> bool:
-        """Whether this holds its owner."""
-        return not self.background and self.status is not TERMINAL
-
-    def contributes_all(self) -> bool:
-        return self.status is not TERMINAL or (self.background and self.below_all > 0)
-
-    def state_row(self) -> TaskStateRow:
-        return TaskStateRow(
-            self.version,
-            int(self.status),
-            self.started_us,
-            self.ended_us,
-            self.abort_us,
-            self.abort_reason,
-            self.invocations,
-            self.recoveries,
-            self.tries,
-            self.ready_us,
-            self.woken_by,
-            self.blocked,
-            self.outcome_status,
-            self.id,
-        )
-
-
-class Scope:
-    """A conversation that has live work below it."""
-
-    __slots__ = ("below", "below_all", "clean_at", "id", "owner")
-
-    is_task = False
-    counts = True
-    background = False
-    live = False
-    intent = False
-
-    def __init__(self, id: int, owner: int | None) -> None:
-        self.id = id
-        self.owner = owner
-        self.below = 0
-        self.below_all = 0
-        self.clean_at = -1
-
-    def copy(self) -> Scope:
-        new = Scope(self.id, self.owner)
-        new.clean_at = self.clean_at
-        new.below = self.below
-        new.below_all = self.below_all
-        return new
-
-    @property
-    def above(self) -> int | None:
-        return self.owner
-
-    def contributes(self) -> bool:
-        return self.below > 0
-
-    def contributes_all(self) -> bool:
-        return self.below_all > 0
-
-
-AnyNode = Node | Scope
 
 
 class View:
