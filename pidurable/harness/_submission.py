@@ -86,7 +86,7 @@ class Submission:
         harness = self._harness
         harness.check_serving()
         harness.start()
-        held = harness.runtime.waits.holding(
+        held = harness._runtime.waits.holding(
             self.id, others=(self.id,), bounded=timeout is not None
         )
         with held, trio.move_on_after(float("inf") if timeout is None else timeout):

@@ -227,7 +227,7 @@ async def test_an_abort_above_takes_back_what_is_queued_below(autojump_clock: Mo
 
         class Look:
             def committed(self, tx: Any) -> None:
-                marked = harness.runtime.published.task(owner)
+                marked = harness._runtime.published.task(owner)
                 if marked is not None and marked.marked:
                     record = harness.session.storage.submission(queued.id)
                     seen.append(record.status == "unanswered")
