@@ -90,10 +90,12 @@ def build_app(host: Host, version: str) -> App:
     _add_run(app, host)
     _add_resume(app, host)
     _add_demo(app, host)
-    task = App(name="task", help="List, show and abort tasks.", help_format="plaintext")
+    task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
     _add_task_list(task, host)
     _add_task_show(task, host)
     _add_task_abort(task, host)
+    _add_task_lift(task, host)
+    _add_task_signal(task, host)
     app.command(task)
     conversation = App(name="conversation", help="Look at conversations.", help_format="plaintext")
     _add_conversations(conversation, host)
@@ -288,6 +290,20 @@ def _add_task_show(app: App, host: Host) -> None:
         return _trio(functools.partial(show_tasks, host, options, _ids(host, ids)))
 
     @app.command
+    def explain(*ids: str, store: Store = None, output: Output = None) -> int:
+        """Say why tasks do not move, down to the one that decides; works beside a running holder.
+
+        With `-o ids` the ids of the tasks that decide are printed.
+
+        Args:
+            ids: Ids of tasks; `-` reads them from standard input.
+        """
+        from pidurable.cli._tasks import explain_tasks
+
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(explain_tasks, host, options, _ids(host, ids)))
+
+    @app.command
     def tree(root: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
         """Show tasks and conversations as a tree; works beside a running holder.
 
@@ -323,6 +339,68 @@ def _add_task_abort(app: App, host: Host) -> None:
         options = _options(host, store=store, extensions=extension, output=output, timeout=timeout)
         return _trio(
             functools.partial(abort_tasks, host, options, _ids(host, ids), yes=yes, reason=reason)
+        )
+
+
+def _add_task_lift(app: App, host: Host) -> None:
+    @app.command
+    def retry(*ids: str, store: Store = None, output: Output = None) -> int:
+        """Let blocked tasks be tried again, with their crashes forgiven; runs nothing itself.
+
+        Args:
+            ids: Ids of tasks; `-` reads them from standard input.
+        """
+        from pidurable.cli._task_writes import lift_tasks
+
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="retry"))
+
+    @app.command
+    def resume(*ids: str, store: Store = None, output: Output = None) -> int:
+        """Let tasks that a restart interrupted go on, with all below; runs nothing itself.
+
+        Args:
+            ids: Ids of tasks; `-` reads them from standard input.
+        """
+        from pidurable.cli._task_writes import lift_tasks
+
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="resume"))
+
+
+def _add_task_signal(app: App, host: Host) -> None:
+    @app.command
+    def signal(
+        id: str,
+        name: str,
+        payload: str = "null",
+        /,
+        *,
+        key: str | None = None,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Send a task a signal, which it reads when it goes on; runs nothing itself.
+
+        Args:
+            id: The id of a live task; `-` reads ids from standard input, and sends to all or none.
+            name: The name of the signal.
+            payload: What it carries, as JSON.
+            key: Send it once: the same key again stores nothing.
+        """
+        from pidurable.cli._task_writes import signal_tasks
+
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(
+                signal_tasks,
+                host,
+                options,
+                _ids(host, [id]),
+                name=name,
+                payload=payload,
+                key=key,
+            )
         )
 
 

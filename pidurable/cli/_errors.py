@@ -99,6 +99,11 @@ _RULES: tuple[_Rule, ...] = (
         Exit.NOT_FOUND,
         "`pidurable task tree` shows what this session has.",
     ),
+    (
+        errors.TaskEndedError,
+        Exit.FAILED,
+        "Nothing was stored. `pidurable task show ID` says how it ended.",
+    ),
     (errors.WaitTimeoutError, Exit.TIMED_OUT, "The work goes on with `pidurable resume`."),
     (
         errors.RequestIdConflictError,

@@ -1,6 +1,6 @@
-"""`pidurable task`: list, show, tree, and abort.
+"""`pidurable task`: list, show, tree, explain, and abort.
 
-The first three only look: they read committed state, also beside a running holder, and create
+All but the last only look: they read committed state, also beside a running holder, and create
 nothing. `abort` needs to hold the store: a live holder is named and left alone.
 """
 
@@ -32,8 +32,17 @@ from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import Outcome, Status, TaskRecord
+from pidurable.tasks._explain import Explanation
 
-__all__ = ["abort_tasks", "list_tasks", "parse_ids", "show_tasks", "show_tree"]
+__all__ = [
+    "abort_tasks",
+    "check_store",
+    "explain_tasks",
+    "list_tasks",
+    "parse_ids",
+    "show_tasks",
+    "show_tree",
+]
 
 ID_DIGITS_MAX = 30
 REASON_CHARS_MAX = 200
@@ -184,6 +193,26 @@ async def show_tasks(host: Host, options: Options, ids: list[int]) -> int:
                 host.out(await _sheet(reader, task, host.now_us()))
             host.err(holder_lines(await reader.holder()))
     return Exit.DONE
+
+
+async def explain_tasks(host: Host, options: Options, ids: list[int]) -> int:
+    """Say in a line each why tasks are where they are; `-o ids` prints the tasks that decide."""
+    check_store(options.store)
+    async with open_reader(options.store, clock=host) as reader:
+        found = [await reader.explain(id) for id in ids]
+    if options.output == "json":
+        rows = [explanation_json(each) for each in found]
+        host.out_json(rows[0] if len(rows) == 1 else rows)
+    elif options.output == "ids":
+        host.out(str(each.path[-1] if each.path else each.task_id) for each in found)
+    else:
+        host.out(clean_line(str(each)) for each in found)
+    return Exit.DONE
+
+
+def explanation_json(found: Explanation) -> dict[str, Any]:
+    """Return an explanation as JSON: every field, and the line itself."""
+    return {**attrs.asdict(found), "status": found.status.word, "line": str(found)}
 
 
 def task_json(task: TaskRecord) -> dict[str, Any]:

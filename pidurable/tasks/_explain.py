@@ -300,8 +300,11 @@ def look_at(facts: Facts, row: TaskRow) -> Look:
     if status is Status.COMPLETING:
         below = facts.below(row.id)
         if not below.tasks:
+            text = f"ends {row.outcome_status}, with nothing left below"
             look = facts.standstill()
-            return look or Look(code="completing", text=f"ends {row.outcome_status} in a moment")
+            if look is not None:
+                return attrs.evolve(look, text=f"{text}, but {look.text}")
+            return Look(code="completing", text=f"{text}, in a moment")
         text = f"holds its outcome, {row.outcome_status}, for {below.words}"
         return Look(code="completing", text=text, needs=below.tasks)
     if status is Status.RUNNING:
@@ -320,7 +323,7 @@ def look_at(facts: Facts, row: TaskRow) -> Look:
 
 
 def _ended(facts: Facts, row: TaskRow) -> Look:
-    text = f"ended {row.outcome_status or 'without an outcome'}"
+    text = row.outcome_status or "without an outcome"
     if row.ended_us is not None:
         text += f" {duration((facts.now_us - row.ended_us) / 1e6)} ago"
     outcome = _outcome_of(facts.storage, row.id)

@@ -30,6 +30,9 @@ Snapshot = Callable[[str, str], None]
         ["task"],
         ["task", "list"],
         ["task", "abort"],
+        ["task", "explain"],
+        ["task", "signal"],
+        ["task", "retry"],
         ["conversation", "log"],
     ],
     ids=lambda argv: "-".join(argv) or "pidurable",
@@ -53,6 +56,7 @@ def test_help_says_what_a_command_does(
         ("task-tree-10", ["task", "tree", "10"]),
         ("task-tree-30", ["task", "tree", "30"]),
         ("task-show", ["task", "show", "12", "10", "20", "21", "31"]),
+        ("task-explain", ["task", "explain", "3", "5", "10", "12", "13", "20", "21", "31"]),
         ("conversation-log", ["conversation", "log"]),
         ("conversation-log-full", ["conversation", "log", "1", "--full", "--limit", "3"]),
         ("resume-plan", ["resume", "--plan"]),
@@ -139,6 +143,14 @@ ERRORS = [
     ("bad-log-limit", ["conversation", "log", "--limit", "-1"], 2),
     ("bad-output", ["task", "list", "-o", "xml"], 2),
     ("abort-needs-yes", ["task", "abort", "10"], 2),
+    ("explain-unknown-id", ["task", "explain", "99"], 4),
+    ("signal-unknown-id", ["task", "signal", "99", "go"], 4),
+    ("signal-ended", ["task", "signal", "3", "go"], 1),
+    ("signal-not-json", ["task", "signal", "10", "go", "yes"], 2),
+    ("signal-not-strict", ["task", "signal", "10", "go", "[NaN]"], 2),
+    ("signal-no-name", ["task", "signal", "10", ""], 2),
+    ("retry-no-id", ["task", "retry"], 2),
+    ("retry-unknown-id", ["task", "retry", "21", "99"], 4),
     ("unknown-code", ["explain", "interupted"], 4),
     ("no-model", ["run", "do it", "--store", "new.sqlite"], 2),
     ("unknown-provider", ["run", "do it", "--model", "opanai/gpt"], 2),
@@ -238,7 +250,13 @@ def test_the_version_is_printed_alone(command: Callable[..., object]) -> None:
 # --- stores that cannot be used ---------------------------------------------------------------
 
 
-LOOKING = (["task", "list"], ["task", "tree"], ["conversation", "log"], ["resume", "--plan"])
+LOOKING = (
+    ["task", "list"],
+    ["task", "tree"],
+    ["task", "explain", "10"],
+    ["conversation", "log"],
+    ["resume", "--plan"],
+)
 
 
 # C077
@@ -361,6 +379,8 @@ async def test_looking_works_beside_a_holder_and_says_who_it_is(
                 command("resume"),
                 command("resume", "--plan"),
                 command("task", "abort", "12", "--yes"),
+                command("task", "signal", "12", "go"),
+                command("task", "retry", "21"),
                 command("run", "x", "--model", "openai/gpt-5"),
             ]
 

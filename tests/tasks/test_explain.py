@@ -81,7 +81,7 @@ async def test_an_ended_task_says_how_and_why() -> None:
 
     assert codes == {"ended"}
     assert outcomes == ["completed", "failed", "aborted"]
-    assert texts[0].startswith("ended completed ")
+    assert texts[0].startswith("completed ")
     assert "'no\\nmoney\\x1b[2J'" in texts[1]
     assert texts[2].endswith("(reason undone)")
 

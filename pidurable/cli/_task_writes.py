@@ -1,0 +1,113 @@
+"""`pidurable task signal`, `retry` and `resume`: one commit each, and no work of their own.
+
+The store is held for the moment of the commit and nothing in it runs meanwhile, not even an abort
+that was asked for earlier: whoever lifts a block or sends a message has not asked for that.
+`pidurable resume` goes on with it. A live holder is named and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from pidurable.cli._errors import Exit, UsageError
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options, check_text
+from pidurable.cli._render import CELL_CHARS_MAX, clean_line, outcome_word
+from pidurable.cli._tasks import check_store
+from pidurable.errors import NotJsonError
+from pidurable.harness._open import Harness, open_harness
+from pidurable.harness._reader import open_reader
+from pidurable.records import _json
+from pidurable.records._tasks import TaskRecord
+from pidurable.registry import Registry
+from pidurable.tasks._transaction import TreeTransaction
+
+__all__ = ["lift_tasks", "signal_tasks"]
+
+
+@asynccontextmanager
+async def _holding(host: Host, options: Options) -> AsyncIterator[Harness]:
+    """Hold the store without letting anything in it run."""
+    # No extension is loaded: no code is needed to commit, and one that is broken must not keep
+    # anybody from looking after what it broke.
+    async with open_harness(
+        options.store, registry=Registry(), create=False, failpoints=host.failpoints
+    ) as harness:
+        await harness.drain(seconds=0)
+        yield harness
+
+
+async def signal_tasks(
+    host: Host, options: Options, ids: Sequence[int], *, name: str, payload: str, key: str | None
+) -> int:
+    """Send one signal to each of some tasks, to all or to none of them."""
+    check_text(name, "NAME")
+    if key is not None:
+        check_text(key, "--key")
+    try:
+        value = _json.loads(payload, path="PAYLOAD")
+    except NotJsonError as error:
+        raise UsageError(
+            f"PAYLOAD is not JSON: {error}", "A text needs quotes of its own: '\"yes\"'"
+        ) from error
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        for id in ids:
+            await reader.task(id)
+    async with _holding(host, options) as harness, harness.commit() as tx:
+        for id in ids:
+            tx.signal(id, name, value, key=key)
+    if options.output == "json":
+        host.out_json([{"task": id, "signal": name} for id in ids])
+    elif options.output == "ids":
+        host.out(str(id) for id in ids)
+    else:
+        host.out(f"task {id} has the signal {clean_line(name, chars_max=60)}" for id in ids)
+        _say_how_to_go_on(host, options)
+    return Exit.DONE
+
+
+async def lift_tasks(
+    host: Host, options: Options, ids: Sequence[int], *, verb: Literal["retry", "resume"]
+) -> int:
+    """Lift what blocks tasks: any reason (`retry`), or the interruption by a restart (`resume`)."""
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        tasks = [await reader.task(id) for id in ids]
+    fit = [task for task in tasks if _fits(task, verb)]
+    for task in tasks:
+        if task not in fit:
+            host.err(f"task {task.id} is not {_LIFTED[verb]} ({outcome_word(task)}); left alone")
+    if fit:
+        async with _holding(host, options) as harness, harness.commit() as tx:
+            for task in fit:
+                _lift(tx, verb)(task.id)
+    if options.output == "json":
+        host.out_json([{"task": task.id, "was": task.blocked} for task in fit])
+    elif options.output == "ids":
+        host.out(str(task.id) for task in fit)
+    elif fit:
+        host.out(f"task {task.id} was blocked ({_reason(task)}) and may run again" for task in fit)
+        _say_how_to_go_on(host, options)
+    return Exit.DONE
+
+
+_LIFTED = {"retry": "blocked", "resume": "interrupted"}
+
+
+def _fits(task: TaskRecord, verb: str) -> bool:
+    return task.blocked is not None and (verb == "retry" or task.blocked == "interrupted")
+
+
+def _lift(tx: TreeTransaction, verb: str) -> Callable[[int], None]:
+    return tx.retry_task if verb == "retry" else tx.resume_task
+
+
+def _reason(task: TaskRecord) -> str:
+    return clean_line(task.blocked or "", chars_max=CELL_CHARS_MAX)
+
+
+def _say_how_to_go_on(host: Host, options: Options) -> None:
+    host.err(f"stored; nothing was run. `{clean_line(options.resume_command)}` goes on")
