@@ -173,6 +173,7 @@ def seed_store(path: Path, count: int) -> None:
         ]
         if given["kind"] == "bench.life":
             given |= {"status": int(Status.WAITING), "started_us": seed.now_us, "invocations": 1}
+            given["ready_us"] = 0
             made.append(wait_row(id, wait))
         return [(Op.TASK, task_row(id, **given)), *made]
 

@@ -126,6 +126,7 @@ def sleeper_rows(seed: Seed, text: str, until_us: int) -> Callable[[int, int], R
             status=int(Status.WAITING),
             started_us=seed.now_us,
             invocations=1,
+            ready_us=0,
         )
         return [
             (Op.TASK, row),

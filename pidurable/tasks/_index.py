@@ -99,8 +99,25 @@ class Index:
 
     # --- adoption ------------------------------------------------------------------------
 
-    def adopt(self, nodes: Iterable[AnyNode], *, opening: bool = False) -> None:
-        """Publish the nodes of one commit (or, when opening, of everything that is live)."""
+    def open(self, nodes: dict[int, AnyNode]) -> None:
+        """Publish everything that is live, by id; the tasks are then to be given to `adopt_opened`.
+
+        Args:
+            nodes: Kept as it is, not copied: there may be a million.
+        """
+        self.published.nodes = nodes
+        for new in nodes.values():
+            self._adopt_children(None, new)
+            if isinstance(new, Scope):
+                self._adopt_scope(None, new)
+
+    def adopt_opened(self, tasks: Iterable[Node]) -> None:
+        """Enter some of the tasks that `open` published, in the order of their turns."""
+        for new in tasks:
+            self._adopt_task(None, new, opening=True)
+
+    def adopt(self, nodes: Iterable[AnyNode]) -> None:
+        """Publish the nodes of one commit."""
         changed: list[tuple[AnyNode | None, AnyNode]] = []
         published = self.published.nodes
         for new in nodes:
@@ -120,7 +137,7 @@ class Index:
         for old, new in changed:
             if isinstance(new, Node):
                 assert old is None or isinstance(old, Node)
-                self._adopt_task(old, new, opening)
+                self._adopt_task(old, new)
         for _, new in changed:
             if not new.live and not new.contributes_all() and not new.contributes():
                 published.pop(new.id, None)
@@ -167,7 +184,7 @@ class Index:
         if new.above is None:
             self.busy_roots += int(new.below > 0) - int(was)
 
-    def _adopt_task(self, old: Node | None, new: Node, opening: bool) -> None:
+    def _adopt_task(self, old: Node | None, new: Node, *, opening: bool = False) -> None:
         was_live = old is not None and old.live
         self.live += int(new.live) - int(was_live)
         self._adopt_intent(old, new)
@@ -196,6 +213,9 @@ class Index:
         if old is None and new.live and self.intents and not opening and not new.marked:
             # It may have been stored below an owner with the intent to cancel.
             self.news.append(new.id)
+        if opening:
+            # Nothing runs yet that could hold a slot.
+            return
         if (
             old is None
             or changed

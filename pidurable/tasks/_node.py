@@ -214,9 +214,14 @@ class Node:
         if wait is not None and wait.on is None:
             if wait == _FOR_SIGNALS:
                 kept = _FOR_SIGNALS
-            elif not wait.signals and wait.policy == "all_settled":
+            elif wait.deadline_us is not None and wait == Wait(deadline_us=wait.deadline_us):
                 kept = wait.deadline_us
         self._wait = kept
+
+    @property
+    def has_wait(self) -> bool:
+        """Whether there is something that it waits for. Cheaper than `wait`."""
+        return self._wait is not None
 
     @property
     def not_before_us(self) -> int:

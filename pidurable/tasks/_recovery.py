@@ -11,6 +11,10 @@ It costs O(live work and the ended owners above it), never O(history), and runs 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import trio
+
 from pidurable.errors import NotJsonError
 from pidurable.records import _codec, _json
 from pidurable.session._transaction import Transaction
@@ -20,40 +24,55 @@ from pidurable.tasks._suspects import suspect_from
 from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, AnyNode, Node, View
 
 _PAGE = 10_000
+_AT_ONCE = 2_000
+"""Tasks that are looked at between two turns of the loop."""
 
 
 async def recover(runtime: Runtime) -> int:
     """Read the live tasks, write what the restart changes, publish the tree.
 
+    The loop has a turn now and then, so that a million tasks do not keep it from the heartbeat.
+
     Returns:
         How many tasks were interrupted in the middle of a phase.
     """
     session = runtime.session
-    nodes, settled = await session.blocking.run(_read, runtime)
     view = View(runtime.published, runtime.load)
-    view.nodes.update((node.id, node) for node in nodes)
-    for node in nodes:
-        view.spread(node, was=False, was_all=False)
+    tasks, settled = await session.blocking.run(_read, runtime, view.nodes)
+    for part in _batched(tasks):
+        for node in part:
+            view.spread(node, was=False, was_all=False)
+        await trio.lowlevel.cancel_shielded_checkpoint()
     changed: dict[int, Node] = {}
-    interrupted = _charge(runtime, nodes, changed)
-    _look_again(runtime, nodes, changed)
-    _apply_on_restart(view, nodes, changed, session.clock.now_us())
+    interrupted = _charge(runtime, tasks, changed)
+    _look_again(runtime, tasks, changed)
+    _apply_on_restart(view, tasks, changed, session.clock.now_us())
     if changed:
 
         def body(tx: Transaction) -> None:
             tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed.values()]
 
         await session.run(session.transaction(), body)
-    # First ready first, also over a restart.
-    nodes.sort(key=lambda node: (node.ready_us, node.id))
     for task_id, unread in session.storage.live_signals():
         runtime.set_unread(task_id, unread)
-    in_order: dict[int, AnyNode] = {node.id: node for node in nodes}
-    runtime.index.adopt(list((in_order | view.nodes).values()), opening=True)
+    runtime.index.open(view.nodes)
+    # First ready first, also over a restart.
+    turns = [node for node in tasks if node.marked or node.status is PENDING]
+    turns.sort(key=lambda node: (node.ready_us, node.id))
+    for some in (turns, [node for node in tasks if not (node.marked or node.status is PENDING)]):
+        for part in _batched(some):
+            runtime.index.adopt_opened(part)
+            await trio.lowlevel.cancel_shielded_checkpoint()
     for id in settled:
         runtime.index.settled(id)
     runtime.after_adoption()
     return interrupted
+
+
+def _batched(tasks: list[Node]) -> Iterator[list[Node]]:
+    """The tasks in parts that keep the loop for some milliseconds."""
+    for first in range(0, len(tasks), _AT_ONCE):
+        yield tasks[first : first + _AT_ONCE]
 
 
 def _charge(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -> int:
@@ -95,10 +114,10 @@ def _look_again(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -
         elif node.status is WAITING:
             # Damage takes this one task off every path; what was damaged is as it was, and may
             # be restored.
-            if node.wait is None and node.blocked != "unknown_record":
+            if not node.has_wait and node.blocked != "unknown_record":
                 node.blocked = "unknown_record"
                 changed[node.id] = node
-            elif node.wait is not None and node.blocked == "unknown_record":
+            elif node.has_wait and node.blocked == "unknown_record":
                 node.blocked = None
                 changed[node.id] = node
 
@@ -119,7 +138,7 @@ def _apply_on_restart(view: View, nodes: list[Node], changed: dict[int, Node], n
             node.abort_us = now_us
             node.abort_reason = "restart"
             node.tries = 0
-            node.ready_us = min(node.ready_us, now_us)
+            node.ready_us = min(node.ready_us or now_us, now_us)
             if node.blocked is not None:
                 node.blocked = None
                 node.recoveries = 0
@@ -148,25 +167,42 @@ def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | N
     return value
 
 
-def _read(runtime: Runtime) -> tuple[list[Node], list[int]]:
-    """Every live task, with what the waiting ones wait for, and what of that settled meanwhile."""
+def _read(runtime: Runtime, nodes: dict[int, AnyNode]) -> tuple[list[Node], list[int]]:
+    """Every live task, with what the waiting ones wait for, and what of that settled meanwhile.
+
+    Args:
+        runtime: Whose storage is read.
+        nodes: Where the tasks are put, by id.
+    """
     storage = runtime.session.storage
-    nodes: dict[int, Node] = {}
+    tasks: list[Node] = []
+    # Equal ids become one object each: tasks of one conversation, or of one owner, are many.
+    shared: dict[int, int] = {}
     after = 0
     while page := storage.live_tasks(after=after, limit=_PAGE):
-        nodes.update((row.id, Node(row)) for row in page)
+        for row in page:
+            node = Node(row)
+            node.conversation = shared.setdefault(node.conversation, node.conversation)
+            if node.owner is not None:
+                node.owner = shared.setdefault(node.owner, node.owner)
+            nodes[node.id] = node
+            tasks.append(node)
         after = page[-1].id
+    others: set[int] = set()
     after = 0
     while waits := storage.waits(after=after, limit=_PAGE):
         for task_id, text in waits:
             try:
-                nodes[task_id].wait = _codec.decode_wait(_json.loads_stored(text))
+                wait = _codec.decode_wait(_json.loads_stored(text))
             except NotJsonError as error:
                 runtime.report(task_id, f"unknown_record: what it waits for: {error}")
+                continue
+            parked = nodes[task_id]
+            assert isinstance(parked, Node)
+            parked.wait = wait
+            others.update(wait.others)
         after = waits[-1][0]
-    others = {id for node in nodes.values() if node.wait for id in node.wait.others}
-    settled = [id for id in sorted(others) if runtime.kinds.was_settled(id)]
-    return list(nodes.values()), settled
+    return tasks, [id for id in sorted(others) if runtime.kinds.was_settled(id)]
 
 
 __all__ = ["recover"]

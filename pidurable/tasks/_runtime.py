@@ -71,8 +71,10 @@ class Runtime(SessionTree):
         self.waits = Waits(self)
         self.runner = Runner(self)
         self.fresh: dict[int, tuple[str, str, str]] = {}
-        self.attachments: dict[int, set[str]] = {}
-        """What a task created by this process has: memos, signals, documents. Absent: unknown."""
+        self._attached: dict[int, set[str]] = {}
+        """What tasks have: memos, signals, documents. Ids only grow: whoever was created by this
+        process and is not in here has nothing."""
+        self._first_id = session.line.next_id
         self.started = False
         self.closing = False
         self.settlement: list[Settlement] = []
@@ -197,8 +199,6 @@ class Runtime(SessionTree):
                 self.index.signalled(task_id)
         if tx.fresh and len(self.fresh) < _FRESH_CACHED:
             self.fresh.update(tx.fresh)
-            for id in tx.fresh:
-                self.attachments.setdefault(id, set())
         if tx.created_by_host:
             self.start()
         if tx.view.nodes:
@@ -228,6 +228,7 @@ class Runtime(SessionTree):
         for id in index.ended:
             self._signals.pop(id, None)
             self.fresh.pop(id, None)
+            self._attached.pop(id, None)
             self.waits.task_ended(id)
         index.ended.clear()
         for id in index.idle_scopes:
@@ -250,9 +251,13 @@ class Runtime(SessionTree):
     # --- signals, attachments ------------------------------------------------------------
 
     def attach(self, task_id: int, what: str) -> None:
-        has = self.attachments.get(task_id)
-        if has is not None:
-            has.add(what)
+        """Note what a task has, or may have if the commit that gives it fails."""
+        if task_id >= self._first_id:
+            self._attached.setdefault(task_id, set()).add(what)
+
+    def has_attached(self, task_id: int, what: str) -> bool:
+        """Whether a task may have memos, signals or documents of its own."""
+        return task_id < self._first_id or what in self._attached.get(task_id, ())
 
     # --- invocations ---------------------------------------------------------------------
 

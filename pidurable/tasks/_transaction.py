@@ -158,6 +158,8 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             node = self.view.edit_task(phase.task_id)
             node.status = WAITING
             node.wait = wait
+            # Ready again when it wakes.
+            node.ready_us = 0
             node.woken_by = None
             node.recoveries = 0
             node.tries = 0

@@ -296,7 +296,7 @@ class TreeTransaction(Transaction):
         node.abort_us = now
         node.abort_reason = reason
         node.tries = 0
-        node.ready_us = min(node.ready_us, now)
+        node.ready_us = min(node.ready_us or now, now)
         if node.blocked is not None:
             self._lift(node)
             node.recoveries = 0
@@ -449,12 +449,12 @@ class TreeTransaction(Transaction):
         self.put_state(node)
         task = (node.id,)
         self.writes.append((Op.CHECKPOINT_DELETE, task))
-        has = self._runtime.attachments.pop(node.id, None)
-        if has is None or "memos" in has:
+        has = self._runtime.has_attached
+        if has(node.id, "memos"):
             self.writes.append((Op.MEMOS_DELETE, task))
-        if has is None or "signals" in has:
+        if has(node.id, "signals"):
             self.writes.append((Op.SIGNALS_DELETE, task))
-        if has is None or "documents" in has or self.touches(_TASK_SCOPE, node.id):
+        if has(node.id, "documents") or self.touches(_TASK_SCOPE, node.id):
             self.retire_scope(_TASK_SCOPE, node.id)
 
     def seal(self) -> None:

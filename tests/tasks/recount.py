@@ -95,7 +95,9 @@ def check_index(rt: Runtime) -> None:
     fresh_view = View(None, rt.load)
     index = rt.index
     fresh = Index(fresh_view, top_of=rt._top_of, unread=rt.unread, now_us=lambda: 2**62)
-    fresh.adopt([node.copy() for node in rt.published.nodes.values()], opening=True)
+    copies = {node.id: node.copy() for node in rt.published.nodes.values()}
+    fresh.open(copies)
+    fresh.adopt_opened(node for node in copies.values() if isinstance(node, Node))
     waits = [node.wait for node in rt.published.nodes.values() if isinstance(node, Node)]
     for id in {id for wait in waits if wait is not None for id in wait.others}:
         if rt.kinds.was_settled(id):

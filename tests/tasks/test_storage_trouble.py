@@ -71,6 +71,29 @@ async def test_an_invocation_that_met_a_refusal_runs_again_uncharged(autojump_cl
     assert world.row(task).recoveries == 0
 
 
+async def test_what_a_task_has_goes_with_it_although_its_first_end_was_refused(
+    autojump_clock: Any,
+) -> None:
+    """Memos and signals of an ended task are deleted, whichever of its ending commits is stored."""
+    world = World(storage_retry_seconds=1.0)
+    told = trio.Event()
+
+    async def script(at: Any, ctx: Any) -> None:
+        await ctx.memo("m", 1)
+        await told.wait()
+        await ctx.complete("stored")
+
+    async with world.open():
+        task = await world.create("a", script)
+        await trio.sleep(1)
+        await world.signal(task)
+        world.storage.add(Fault.refuse(times=10))
+        told.set()
+        assert (await world.end(task)).result == "stored"
+        assert (world.base.reopen().task_memos(task), world.base.reopen().signals(task)) == ([], [])
+    assert world.log == ["a start"] * 2
+
+
 async def test_a_refusal_that_the_handler_caught_is_no_fault(autojump_clock: Any) -> None:
     """A phase that swallowed it and returned is run again, not faulted for want of progress."""
     world = World(storage_retry_seconds=1.0)
