@@ -87,6 +87,8 @@ class _Object:
     ) -> tuple[ItemT, ...]:
         """Return a list, each item read by `read(json, path)`."""
         value = self.get(name, list, default=default)
+        if not value:
+            return ()
         path = join_path(self.path, name)
         return tuple(read(item, join_path(path, index)) for index, item in enumerate(value))
 
@@ -445,6 +447,10 @@ def decode_outcome(json: JsonValue, *, path: str = "$") -> OutcomeRecord:
     )
 
 
+_WAIT_FIELDS = frozenset(["on", "conversations", "others", "policy", "deadline_us", "signals"])
+_JOIN_POLICIES = get_args(JoinPolicy)
+
+
 def encode_wait(wait: Wait) -> dict[str, JsonValue]:
     """Return the stored shape of a wait."""
     json: dict[str, JsonValue] = {}
@@ -469,13 +475,12 @@ def decode_wait(json: JsonValue, *, path: str = "$") -> Wait:
     Raises:
         NotJsonError: The shape is unknown.
     """
-    names = ["on", "conversations", "others", "policy", "deadline_us", "signals"]
-    known = _Object(json, path, frozenset(names))
+    known = _Object(json, path, _WAIT_FIELDS)
     return Wait(
         on=known.items("on", _integer) if "on" in known.fields else None,
         conversations=known.items("conversations", _integer, default=()),
         others=known.items("others", _integer, default=()),
-        policy=known.word("policy", get_args(JoinPolicy), default="all_settled"),
+        policy=known.word("policy", _JOIN_POLICIES, default="all_settled"),
         deadline_us=known.get("deadline_us", int, default=None),
         signals=known.get("signals", bool, default=False),
     )

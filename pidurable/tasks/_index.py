@@ -15,7 +15,7 @@ resumed             interrupted tasks that were resumed, and what is below them
 joins               waiters whose join is decided: the others of it are to be marked
 ends                completing tasks with nothing live below
 wakes               waiting tasks whose condition may be there
-timers              a heap of (moment, task); entries that no longer count are skipped
+timers              moments of tasks, the earliest first; those that no longer count are skipped
 waiters             who waits for something: a task, a conversation, or what others settle
 active              tasks that are running or charged: what a close has to write
 ==================  ==================================================================
@@ -26,11 +26,11 @@ and drops what has become void; a void id never hides another one.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from pidurable.tasks._ready import Ready
+from pidurable.tasks._timers import Timers
 from pidurable.tasks._tree import (
     COMPLETING,
     PENDING,
@@ -67,7 +67,7 @@ class Index:
         self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
         self.wakes: deque[int] = deque()
-        self.timers: list[tuple[int, int]] = []
+        self.timers = Timers(self._timer_counts)
         self.waiters: dict[int, dict[int, None]] = {}
         self.open_joins: dict[int, int] = {}
         self.deciders: dict[int, int] = {}
@@ -198,7 +198,7 @@ class Index:
         else:
             self.active.discard(new.id)
         if old is None and new.live and new.deadline_us is not None and not new.marked:
-            heapq.heappush(self.timers, (new.deadline_us, new.id))
+            self.timers.push(new.deadline_us, new.id)
         if status is TERMINAL:
             if was_live:
                 self.ended.append(new.id)
@@ -232,7 +232,7 @@ class Index:
         elif new.status is PENDING:
             if changed or (old is not None and old.blocked is not None):
                 self.push_ready(new)
-        elif new.status is WAITING and changed and new.wait is not None:
+        elif new.status is WAITING and changed and new.has_wait:
             self._enter_wait(new)
         elif new.status is WAITING and old is not None and old.blocked != new.blocked:
             # What it waits for may have come while it was blocked.
@@ -281,7 +281,7 @@ class Index:
         """Wait for the moment of a retry, if it is still to come; False if it is not."""
         if node.not_before_us <= self._now_us():
             return False
-        heapq.heappush(self.timers, (node.not_before_us, node.id))
+        self.timers.push(node.not_before_us, node.id)
         return True
 
     def joined(self, node: Node, *, again: bool) -> None:
@@ -343,7 +343,7 @@ class Index:
                 # Some may have ended, or hold their outcome, already; the pass reads which.
                 self.joins.append(node.id)
         if wait.deadline_us is not None:
-            heapq.heappush(self.timers, (wait.deadline_us, node.id))
+            self.timers.push(wait.deadline_us, node.id)
         self.wake_candidate(node)
 
     def wake_candidate(self, node: Node) -> None:
@@ -411,8 +411,8 @@ class Index:
 
     def due_timers(self, now_us: int) -> None:
         """Move what is due from the heap to the queues."""
-        while self.timers and self.timers[0][0] <= now_us:
-            moment, id = heapq.heappop(self.timers)
+        while due := self.timers.take_due(now_us):
+            moment, id = due
             node = self.published.task(id)
             if node is None or not node.live:
                 continue
@@ -426,6 +426,18 @@ class Index:
                     self.abort_candidate(node)
                 else:
                     self.push_ready(node)
+
+    def _timer_counts(self, moment_us: int, id: int) -> bool:
+        """Whether a task still has something to do at a moment."""
+        node = self.published.task(id)
+        if node is None or not node.live:
+            return False
+        if node.deadline_us == moment_us and not node.marked:
+            return True
+        wait = node.wait
+        if wait is not None:
+            return wait.deadline_us == moment_us and not node.marked
+        return node.status is PENDING and node.not_before_us == moment_us
 
     def signalled(self, task: int) -> None:
         """A signal was stored for a task."""

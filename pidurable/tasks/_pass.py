@@ -13,7 +13,6 @@ this order and in one commit of at most `PASS_RECORDS_MAX` records. What does no
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -281,7 +280,7 @@ class Pass:
             if reason is None:
                 if found.wait is not None and found.wait.deadline_us is not None:
                     # The clock was set back since the timer was taken from the heap.
-                    heapq.heappush(index.timers, (found.wait.deadline_us, id))
+                    index.timers.push(found.wait.deadline_us, id)
                 continue
             if self._runtime.under_intent(tx.view, found) or self._runtime.halted(tx.view, found):
                 continue

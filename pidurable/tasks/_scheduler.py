@@ -178,8 +178,8 @@ class Scheduler:
 
     def timers_changed(self) -> None:
         """Wake the timer if the earliest moment has become earlier."""
-        timers = self._index.timers
-        if timers and (self._timer_at is None or timers[0][0] < self._timer_at):
+        first = self._index.timers.first_us
+        if first is not None and (self._timer_at is None or first < self._timer_at):
             self._timer_wake.set()
 
     async def serve_timers(self) -> None:
@@ -202,7 +202,7 @@ class Scheduler:
             index.due_timers(now)
             if self.has_work():
                 self.kick()
-            self._timer_at = index.timers[0][0] if index.timers else None
+            self._timer_at = index.timers.first_us
             if self._timer_at is None:
                 await self._timer_wake.wait()
                 continue
