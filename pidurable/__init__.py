@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         wrap_tool as wrap_tool,
     )
     from pidurable.session._documents import document as document
+    from pidurable.tasks._committed import CommittedState as CommittedState
     from pidurable.tasks._context import TaskContext as TaskContext
     from pidurable.tasks._definition import (
         Retry as Retry,
@@ -255,6 +256,7 @@ _HOMES = {
         "wrap_tool",
     ),
     "pidurable.session._documents": ("document",),
+    "pidurable.tasks._committed": ("CommittedState",),
     "pidurable.tasks._context": ("TaskContext",),
     "pidurable.tasks._definition": (
         "Retry",

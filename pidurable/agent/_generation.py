@@ -130,7 +130,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     @phase
     async def prepare(self, at: Prepare, ctx: GenerationContext) -> None:
         services = self._services
-        session = ctx.session
+        session = self._services.session
         conversation = ctx.conversation_id
         agent = services.resolve(conversation)
         if ctx.input.turn > agent.turns_max:
@@ -166,7 +166,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     async def request(self, at: Request, ctx: GenerationContext) -> None:
         services = self._services
         models = services.models
-        entries = await ctx.session.context_entries(ctx.conversation_id)
+        entries = await self._services.session.context_entries(ctx.conversation_id)
         request = _fixed_request(at, entries)
         await self._keep_leftover(at, ctx, request)
         if models is None:
@@ -175,10 +175,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         if not any(entry.id <= at.cutoff for entry in entries) or not request.messages:
             await self._end_unanswered(ctx, "reset", "the context was reset during the run")
             return
-        request = await with_images(ctx.session, request)
+        request = await with_images(self._services.session, request)
         partial = PartialAnswer(services.progress, ctx.conversation_id, ctx.task_id)
         try:
-            answer = await stream_answer(ctx.session, models, request, partial)
+            answer = await stream_answer(self._services.session, models, request, partial)
         except ModelError as error:
             await self._failed(at, ctx, error, request, partial)
             return
@@ -197,7 +197,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
             await self._failed(at, ctx, refused, request, partial)
             return
-        ctx.session.failpoints.hit("CP1")
+        self._services.session.failpoints.hit("CP1")
 
     def _store_answer(
         self, tx: Tx, ctx: GenerationContext, answer: AssistantMessage, offered: set[str]
@@ -207,7 +207,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
         add_usage(tx, conversation, answer.usage, model=answer.model)
         if not answer.tool_calls:
-            end_run(ctx.session, tx, conversation, _run_of(ctx), answer=entry)
+            end_run(self._services.session, tx, conversation, _run_of(ctx), answer=entry)
             tx.complete(GenerationResult(assistant=entry))
             return
         calls, ids = self._create_calls(tx, ctx, answer, entry, offered)
@@ -254,7 +254,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         self, at: Request, ctx: GenerationContext, request: ModelRequest
     ) -> None:
         """A crash interrupted the request: keep what was shown and charge it, before the next."""
-        live = ctx.session.doc_value(address_of(LiveDocument, ctx.conversation_id))
+        live = self._services.session.doc_value(address_of(LiveDocument, ctx.conversation_id))
         if live is None or live["generation"] != ctx.task_id or live["partial"] is None:
             return
         async with ctx.commit() as tx:
@@ -279,7 +279,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         partial: PartialAnswer,
     ) -> None:
         """A request failed: try again later if that may help, else end the run."""
-        session = ctx.session
+        session = self._services.session
         conversation = ctx.conversation_id
         delay, detail = next_try(
             error, tries=at.tries, settings=ctx.settings, seed=ctx.key(f"retry{at.tries}")
@@ -321,7 +321,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         detail = bounded(detail, ERROR_MESSAGE_BYTES_MAX)
         async with ctx.commit() as tx:
             end_run(
-                ctx.session, tx, ctx.conversation_id, _run_of(ctx), reason=reason, detail=detail
+                self._services.session,
+                tx,
+                ctx.conversation_id,
+                _run_of(ctx),
+                reason=reason,
+                detail=detail,
             )
             tx.fail(detail, detail={"reason": reason})
 
@@ -369,7 +374,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         conversation = ctx.conversation_id
         entries: list[Entry] = []
         if isinstance(at, Request | Tools):
-            entries = await ctx.session.context_entries(conversation)
+            entries = await self._services.session.context_entries(conversation)
         async with ctx.commit() as tx:
             if isinstance(at, Request):
                 keep_partial(
@@ -395,7 +400,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                         text="The call was aborted before it started.",
                     )
             end_run(
-                ctx.session,
+                self._services.session,
                 tx,
                 conversation,
                 _run_of(ctx),

@@ -16,6 +16,7 @@ from pidurable.registry._tool import Tool
 
 if TYPE_CHECKING:
     from pidurable.agent._progress import Progress
+    from pidurable.session._session import Session
     from pidurable.tasks._runtime import Runtime
 
 
@@ -95,13 +96,22 @@ class AgentServices:
     """Makes a conversation handle; the harness gives it."""
     progress: Progress = attrs.field(init=False)
 
+    @property
+    def session(self) -> Session:
+        return self.runtime.session
+
+    def selected(self, conversation_id: int) -> tuple[str, ...] | None:
+        """The extensions that a conversation selects; None for all that are installed."""
+        stored = self.runtime.session.doc_value(address_of(AgentDocument, conversation_id)) or {}
+        extensions = stored.get("extensions")
+        return None if extensions is None else tuple(extensions)
+
     def resolve(self, conversation_id: int) -> Agent:
         """Resolve a conversation's agent: once per request, once per phase."""
         session = self.runtime.session
         stored = session.doc_value(address_of(AgentDocument, conversation_id)) or {}
         snapshot = self.registry()
-        extensions = stored.get("extensions")
-        selected = None if extensions is None else tuple(extensions)
+        selected = self.selected(conversation_id)
         names = stored.get("tools")
         # Names that are not installed are skipped, and count again once they are.
         tools = tuple(

@@ -14,7 +14,7 @@ stricter of the stored and the current policy counts; a tool that is gone counts
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import trio
@@ -52,6 +52,9 @@ from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded, error_info, leaves
 from pidurable.tasks._transaction import TaskTransaction
+
+if TYPE_CHECKING:
+    from pidurable.session._session import Session
 
 Replay = Literal["safe", "reconcile", "interrupt", "park"]
 
@@ -155,7 +158,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         kwargs: dict[str, Any],
     ) -> None:
         """Perform the effect, whose intent is stored, and commit its outcome."""
-        ctx.session.failpoints.hit("CP2")
+        self._services.session.failpoints.hit("CP2")
         call = RunningCall(self._services, ctx, agent, tool)
         try:
             came = await _invoke(ctx, tool, kwargs, call)
@@ -166,7 +169,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         finally:
             call.progress.close()
         if final is not None:
-            ctx.session.failpoints.hit("CP3")
+            self._services.session.failpoints.hit("CP3")
             await self._store(ctx, final)
 
     async def _unknown(
@@ -192,7 +195,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             policy = stricter(at.replay, tool.replay)
         interrupted = error_result("interrupted", _unknown_text(at.unknown))
         if tool is None or policy not in ("safe", "reconcile"):
-            await self._store(ctx, with_committed(interrupted, _slot(ctx)))
+            await self._store(ctx, with_committed(interrupted, _slot(self._services.session, ctx)))
             return
         try:
             kwargs = _validated(tool, at.arguments)
@@ -200,12 +203,12 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             # The tool has changed since: it can neither be asked nor run again.
             text = f"{_unknown_text(at.unknown)} It no longer takes these arguments: {problem}"
             final = error_result("interrupted", text)
-            await self._store(ctx, with_committed(final, _slot(ctx)))
+            await self._store(ctx, with_committed(final, _slot(self._services.session, ctx)))
             return
         if policy == "reconcile":
             found = await self._reconcile(ctx, agent, tool, kwargs)
             if found is not False:
-                found = found or with_committed(interrupted, _slot(ctx))
+                found = found or with_committed(interrupted, _slot(self._services.session, ctx))
                 await self._store(ctx, found)
                 return
         await self._clear_output(ctx)
@@ -236,7 +239,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     async def _clear_output(self, ctx: ToolContext) -> None:
         """The run that follows puts everything out again."""
         fields: dict[str, Any] = {"output_tail": "", "details": None, "diagnostics": []}
-        slot = _slot(ctx)
+        slot = _slot(self._services.session, ctx)
         if slot is None or all(slot[name] == value for name, value in fields.items()):
             return
         async with ctx.commit() as tx:
@@ -260,7 +263,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                 tx.fail(final.error, result=receipt)
             else:
                 tx.complete(receipt)
-        ctx.session.failpoints.hit("CP4")
+        self._services.session.failpoints.hit("CP4")
 
     def _append(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> int:
         conversation = ctx.conversation_id
@@ -287,7 +290,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         text = "The call was aborted before it ran."
         if isinstance(at, Execute):
             text = "The call was aborted while it ran; a part of its effect may have happened."
-        final = with_committed(error_result("aborted", text), _slot(ctx))
+        final = with_committed(error_result("aborted", text), _slot(self._services.session, ctx))
         async with ctx.commit() as tx:
             entry = self._append(tx, ctx, final)
             receipt = ToolReceipt(entry=entry, is_error=True, code="aborted")
@@ -377,8 +380,8 @@ def _validated(tool: Tool[..., Any], arguments: Any) -> dict[str, Any]:
         raise ToolArgumentsError(_described(raised)) from raised
 
 
-def _slot(ctx: ToolContext) -> dict[str, Any] | None:
+def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:
     """What `pi.live` shows of this call, as committed."""
-    live = ctx.session.doc_value(address_of(LiveDocument, ctx.conversation_id))
+    live = session.doc_value(address_of(LiveDocument, ctx.conversation_id))
     place = None if live is None else find_call(live, ctx.task_id)
     return None if live is None or place is None else live["calls"][place]

@@ -26,25 +26,26 @@ from pidurable.errors import (
     show,
 )
 from pidurable.harness._conversation import Conversation, change_agent
+from pidurable.harness._definitions import InstalledNow
 from pidurable.harness._events import EventStream, events_of
-from pidurable.harness._records import task_record
+from pidurable.harness._submission import Submission
+from pidurable.harness._task_host import TaskHost
 from pidurable.records._checks import is_id
-from pidurable.records._codec import Codec, decode_usage
+from pidurable.records._codec import decode_usage
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
 from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
 from pidurable.registry import Registry
-from pidurable.registry._snapshot import RegistrySnapshot
 from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
-from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._explain import Explanation, explain
 from pidurable.tasks._inspect import InspectedTask, inspect_page
 from pidurable.tasks._live_facts import LiveFacts
 from pidurable.tasks._open import bare, open_runtime, outranks
 from pidurable.tasks._runtime import Runtime
+from pidurable.tasks._task_record import task_record
 from pidurable.tasks._transaction import TreeTransaction
 
 InputT = TypeVar("InputT")
@@ -52,31 +53,6 @@ ResultT = TypeVar("ResultT")
 
 _ROOT_KEY = "root"
 _DRAIN_LOOK_SECONDS = 0.02
-
-
-class _Definitions:
-    """The built-in tasks of one harness beside what its registry has installed."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._built_in: dict[str, Task[Any, Any, Any]] = {}
-
-    def add(self, *definitions: Task[Any, Any, Any]) -> None:
-        self._built_in.update((definition_info(each).name, each) for each in definitions)
-
-    @property
-    def snapshot(self) -> RegistrySnapshot:
-        return self._registry.snapshot
-
-    @property
-    def codec(self) -> Codec:
-        return self._registry.snapshot.codec
-
-    def definition(self, kind: str) -> Task[Any, Any, Any] | None:
-        return self._built_in.get(kind) or self._registry.snapshot.definition(kind)
-
-    def nearest_kind(self, kind: str) -> str | None:
-        return self._registry.snapshot.nearest_kind(kind)
 
 
 @final
@@ -135,6 +111,16 @@ class Harness:
             raise NotFoundError("conversation", show(conversation_id))
         self.session.conversation(conversation_id)
         return Conversation(self, conversation_id)
+
+    def submission(self, submission_id: int) -> Submission:
+        """A handle of a submission, by its id: to wait for it, or to read its answer.
+
+        Raises:
+            NotFoundError: This session has no such submission.
+        """
+        if self.session.submission(submission_id) is None:
+            raise NotFoundError("submission", show(submission_id))
+        return Submission(self, submission_id)
 
     # --- commits and tasks ---------------------------------------------------------------
 
@@ -517,7 +503,7 @@ async def open_harness(
             cannot be opened as a store. Nothing was changed.
     """
     registry = registry if registry is not None else Registry()
-    definitions = _Definitions(registry)
+    definitions = InstalledNow(registry)
     storage = open_storage(store, create=create, vfs=vfs, durability=durability)
     made: list[tuple[AgentServices, Progress, Harness]] = []
 
@@ -534,13 +520,14 @@ async def open_harness(
         settle_by(services)
         AwaitedSubmissions(runtime)
         harness = Harness(runtime, services, registry)
+        runtime.host = TaskHost(harness, services)
         runtime.session.participants.append(harness)
         made.append((services, services.progress, harness))
 
     error: BaseException | None = None
     async with open_runtime(
         storage,
-        snapshot=lambda: definitions,
+        snapshot=definitions,
         settings=settings,
         clock=clock,
         blocking=blocking,

@@ -24,7 +24,6 @@ from pidurable.errors import (
     StorageCorruptError,
     UnknownTaskError,
 )
-from pidurable.harness._records import task_record
 from pidurable.harness._stored_facts import HolderState, StoredFacts
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
@@ -46,6 +45,7 @@ from pidurable.storage import (
 )
 from pidurable.storage._holder import Verdict, heartbeat_age
 from pidurable.tasks._explain import Explanation, explain
+from pidurable.tasks._task_record import task_record
 
 __all__ = ["HolderView", "Reader", "TreeRow", "open_reader"]
 

@@ -189,13 +189,61 @@ class InstalledHook:
 def hook(task_class: type[Task[Any, Any, Any]], /, **handlers: Handler) -> Hook:
     """Attach handlers to the hooks of a task definition.
 
+    They are asked for tasks of conversations that select the extension, in the order of
+    installation. Where a hook decides, the first answer that is not None counts, and who comes
+    later is not asked; what a handler raises is reported, and it is skipped.
+
+    ```python
+    from typing import Protocol
+
+    import attrs, trio
+    from pidurable import Extension, Registry, Task, TaskContext, hook, nothing_to_undo
+    from pidurable import open_harness, phase
+
+    class PaymentHooks(Protocol):
+        async def before_charge(self, cents: int) -> str | None: ...
+
+    @attrs.frozen
+    class Charge:
+        pass
+
+    class Payment(Task[int, Charge, str]):
+        name = "shop.payment"
+        hooks = PaymentHooks
+        abort = nothing_to_undo
+
+        def initial(self, cents: int) -> Charge:
+            return Charge()
+
+        @phase
+        async def charge(self, at: Charge, ctx: TaskContext[int, Charge, str]) -> None:
+            hooks: PaymentHooks = ctx.hooks
+            await ctx.complete(await hooks.before_charge(ctx.input) or "paid")
+
+    async def limit(cents: int) -> str | None:
+        return "too much" if cents > 10_000 else None
+
+    async def main() -> None:
+        registry = Registry()
+        registry.install(Extension("shop", tasks=[Payment()]))
+        registry.install(Extension("limits", hooks=[hook(Payment, before_charge=limit)]))
+        async with open_harness(":memory:", registry=registry) as harness:
+            root = await harness.root()
+            small = await harness.wait_for_task(await root.create_task(Payment, 1_999))
+            large = await harness.wait_for_task(await root.create_task(Payment, 99_999))
+            assert (small.result, large.result) == ("paid", "too much")
+
+    trio.run(main)
+    ```
+
     Args:
         task_class: The definition; handlers run for its kind, whichever version is installed.
-        handlers: By the name of the hook.
+        handlers: By the name of the hook. Each takes what the method of the protocol class takes,
+            and may be async or not.
 
     Raises:
         ExtensionError: The class is no task definition or has no hook of a name, a handler cannot
-            be called, or none is given.
+            be called as it would be, or none is given.
     """
     where = f"hook on {getattr(task_class, '__name__', show(task_class))}"
     if not isinstance(task_class, type) or not issubclass(task_class, Task):
@@ -203,7 +251,7 @@ def hook(task_class: type[Task[Any, Any, Any]], /, **handlers: Handler) -> Hook:
     if not handlers:
         raise ExtensionError(where, "no handler is given", "Write hook(Task, name=handler).")
     info = definition_info(task_class)
-    known = hook_names(info.hooks)
+    known = info.questions
     for name, handler in handlers.items():
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -215,17 +263,11 @@ def hook(task_class: type[Task[Any, Any, Any]], /, **handlers: Handler) -> Hook:
             raise ExtensionError(where, f"it has no hook {name!r}", remedy)
         if not callable(handler):
             raise ExtensionError(where, f"{name} is {show(handler)}", "Give a function.")
-    return Hook(kind=info.name, handlers=dict(handlers))
-
-
-def hook_names(hooks: type | None) -> frozenset[str]:
-    """Return the names of the hooks that a protocol class declares."""
-    names: set[str] = set()
-    for cls in () if hooks is None else hooks.__mro__:
-        if cls is not object and cls.__module__ != "typing":
-            names.update(
-                name
-                for name, value in vars(cls).items()
-                if not name.startswith("_") and callable(value)
+        if not known[name].accepts(handler):
+            raise ExtensionError(
+                where,
+                f"the handler {show(handler)} cannot be called as {known[name]}, which is how it "
+                "is asked",
+                "Let it take these parameters, in this order.",
             )
-    return frozenset(names)
+    return Hook(kind=info.name, handlers=dict(handlers))

@@ -155,7 +155,9 @@ class Worker(Protocol):
 class Blocking(Protocol):
     """Where blocking work goes: threads in a real run, inline in a simulation."""
 
-    async def run(self, fn: Callable[..., T], *args: Any) -> T: ...
+    async def run(self, fn: Callable[..., T], *args: Any, abandon: bool = False) -> T:
+        """Run `fn(*args)` and wait for it; with `abandon` a cancellation leaves it behind."""
+        ...
 
     def worker(self, name: str) -> Worker: ...
 
@@ -207,10 +209,12 @@ class ThreadBlocking:
     def __init__(self) -> None:
         self._limiter: trio.CapacityLimiter | None = None
 
-    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+    async def run(self, fn: Callable[..., T], *args: Any, abandon: bool = False) -> T:
         if self._limiter is None:
             self._limiter = trio.CapacityLimiter(_THREADS_MAX)
-        return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+        return await trio.to_thread.run_sync(
+            fn, *args, abandon_on_cancel=abandon, limiter=self._limiter
+        )
 
     def worker(self, name: str) -> Worker:
         return _ThreadWorker(f"pidurable-{name}")
@@ -230,8 +234,8 @@ class _InlineWorker:
 class InlineBlocking:
     """Blocking work in the loop itself: a virtual clock cannot jump while a call runs."""
 
-    async def run(self, fn: Callable[..., T], *args: Any) -> T:
-        """Run `fn(*args)` here and now."""
+    async def run(self, fn: Callable[..., T], *args: Any, abandon: bool = False) -> T:
+        """Run `fn(*args)` here and now; there is nothing to abandon."""
         await trio.lowlevel.checkpoint()
         return fn(*args)
 

@@ -13,19 +13,32 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import trio
 
-from pidurable.errors import InvocationEndedError, SessionPoisonedError, StorageRefusedError
+from pidurable.errors import (
+    InvalidArgumentError,
+    InvocationEndedError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
 from pidurable.records import _json
 from pidurable.records._checks import check_name
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome
+from pidurable.tasks._committed import CommittedState
 from pidurable.tasks._definition import Task
+from pidurable.tasks._hooks import HookHandler, Hooks, no_hooks, unknown_hook
+from pidurable.tasks._host import needs_harness, needs_models
 from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from pidurable.agent._models import Models
+    from pidurable.harness._conversation import Conversation
+    from pidurable.harness._submission import Submission
     from pidurable.records._limits import Settings
-    from pidurable.session._session import Session
+    from pidurable.registry._env import Env
+    from pidurable.registry._snapshot import RegistrySnapshot
+    from pidurable.tasks._host import Host
     from pidurable.tasks._run import Phase
     from pidurable.tasks._runtime import Runtime
 
@@ -78,14 +91,12 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         return self._runtime.session.settings
 
     @property
-    def registry(self) -> Any:
-        """The registry snapshot that this phase runs under."""
-        return self._phase.snapshot
-
-    @property
-    def session(self) -> Session:
-        """The session, for reading what is committed."""
-        return self._runtime.session
+    def snapshot(self) -> CommittedState:
+        """What is committed: records, entries and documents. Never what this commit stages."""
+        phase = self._phase
+        return CommittedState(
+            self._runtime.session, task_id=phase.task_id, conversation_id=phase.conversation_id
+        )
 
     def key(self, name: str) -> str:
         """This task's own stable identity for the outside, the same after every restart.
@@ -98,6 +109,111 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
     def now(self) -> datetime:
         """The wall clock, aware, in UTC. Fix it in a checkpoint before an effect uses it."""
         return datetime.fromtimestamp(self._runtime.session.clock.now_us() / 1e6, UTC)
+
+    # --- what the harness adds -----------------------------------------------------------
+
+    @property
+    def registry(self) -> RegistrySnapshot:
+        """What was installed when this phase began; it stays so until the next one.
+
+        Raises:
+            InvalidArgumentError: The session was opened without a harness.
+        """
+        registry: RegistrySnapshot | None = self._phase.snapshot.registry
+        if registry is None:
+            raise needs_harness("ctx.registry")
+        return registry
+
+    @property
+    def models(self) -> Models:
+        """The models that the harness was opened with.
+
+        Raises:
+            InvalidArgumentError: It was opened without models.
+        """
+        models = self._host("ctx.models").models
+        if models is None:
+            raise needs_models()
+        return models
+
+    def env(self) -> Env:
+        """Files and processes, as the agent of the task's conversation sees them.
+
+        Raises:
+            InvalidArgumentError: The session was opened without a harness.
+        """
+        return self._host("ctx.env()").env(self._phase.conversation_id)
+
+    def conversation(self, conversation_id: int | None = None) -> Conversation:
+        """A handle of a conversation, to hand something in; the task's own where None.
+
+        What is done through it are commits of their own. Give a submission a `request_id` made
+        with `key`, so that it is handed in once however often the phase begins.
+
+        Raises:
+            InvalidArgumentError: The session was opened without a harness.
+            NotFoundError: This session has no such conversation.
+        """
+        own = self._phase.conversation_id
+        host = self._host("ctx.conversation()")
+        return host.conversation(own if conversation_id is None else conversation_id)
+
+    def submission(self, submission_id: int) -> Submission:
+        """A handle of a submission: after a wait for it, `await handle.wait()` has the answer.
+
+        Raises:
+            InvalidArgumentError: The session was opened without a harness.
+            NotFoundError: This session has no such submission.
+        """
+        return self._host("ctx.submission()").submission(submission_id)
+
+    def _host(self, what: str) -> Host:
+        host = self._runtime.host
+        if host is None:
+            raise needs_harness(what)
+        return host
+
+    # --- hooks ---------------------------------------------------------------------------
+
+    @property
+    def hooks(self) -> Any:
+        """The questions of the definition's `hooks`, asked as its methods are called.
+
+        Say `hooks: PaymentHooks = ctx.hooks` to have it typed; `hook` has an example.
+
+        The handlers of the extensions that the task's conversation selects are asked in the order
+        of installation, as they were when the phase began. A question that returns None tells
+        every handler; of any other the first answer that is not None counts. A handler that raises
+        is reported and skipped. Nobody is asked twice for the same answer but you: fix what a
+        decision depends on with `memo`.
+
+        Raises:
+            InvalidArgumentError: The definition declares no hooks.
+        """
+        phase = self._phase
+        if not phase.info.questions:
+            raise no_hooks(phase.info.name)
+        return Hooks(phase.info.questions, self.handlers, self.report)
+
+    def handlers(self, name: str) -> Sequence[HookHandler]:
+        """The handlers of one hook, for a definition that combines their answers by its own rule.
+
+        Args:
+            name: The hook.
+
+        Raises:
+            InvalidArgumentError: The definition declares no hook of this name.
+        """
+        phase = self._phase
+        if not phase.info.questions:
+            raise no_hooks(phase.info.name)
+        if name not in phase.info.questions:
+            raise InvalidArgumentError("name", unknown_hook(name, phase.info.questions))
+        if phase.extensions is ...:
+            host = self._runtime.host
+            phase.extensions = None if host is None else host.extensions(phase.conversation_id)
+        found: Sequence[HookHandler] = phase.snapshot.hooks(phase.info.name, name, phase.extensions)
+        return found
 
     # --- committing ----------------------------------------------------------------------
 
@@ -171,7 +287,11 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         deadline: datetime | None = None,
         signals: bool = False,
     ) -> None:
-        """Park until what is waited for is there; the task wakes at `then`. Holds no memory."""
+        """Park until what is waited for is there; the task wakes at `then`. Holds no memory.
+
+        `on` takes tasks, submissions (until answered, or not to be) and conversations (until
+        idle), by their ids; see `TaskTransaction.wait`.
+        """
         await self._run(
             lambda tx: tx.wait(then=then, on=on, policy=policy, deadline=deadline, signals=signals)
         )
@@ -227,11 +347,20 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         """Sleep in memory; a restart begins the phase again. `wait(deadline=)` is durable."""
         await trio.sleep(seconds)
 
-    async def run_blocking(self, fn: Callable[..., T], *args: Any) -> T:
+    async def run_blocking(self, fn: Callable[..., T], *args: Any, abandon: bool = False) -> T:
         """Run a blocking call in a thread and wait for it, also when cancelled.
 
-        An abandoned thread would go on charging after the refund, so it is joined.
+        A thread that was left behind would go on charging after the refund, so it is joined: an
+        abort and a close wait for the call.
+
+        Args:
+            fn: The call; it must not use trio.
+            args: What it gets.
+            abandon: For reads: leave it behind when cancelled. It runs to its end all the same,
+                unseen, and what it returns or raises then is dropped.
         """
+        if abandon:
+            return await self._runtime.blocking.run(fn, *args, abandon=True)
         return await self._runtime.blocking.run(fn, *args)
 
     def report(self, error: BaseException | str) -> None:

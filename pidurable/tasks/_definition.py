@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import attrs
 
 from pidurable.errors import DefinitionError, InvalidArgumentError, show
+from pidurable.tasks._hooks import Question as Question, questions_of
 from pidurable.tasks._parameters import (
     Parameters,
     check_parameters,
@@ -121,7 +122,11 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
     """Most seconds for the abort handler, after which the task is faulted; None is for ever."""
 
     hooks: ClassVar[type[Any] | None] = None
-    """A protocol class that names the questions this definition asks extensions."""
+    """A protocol class whose async methods are the questions that this definition asks extensions.
+
+    Asked as `await ctx.hooks.before_charge(...)`. A question that returns None tells every handler;
+    of any other the first answer that is not None counts.
+    """
 
     @abstractmethod
     def initial(self, input: InputT, /) -> CheckpointT:
@@ -167,6 +172,8 @@ class DefinitionInfo:
     abort_timeout: float | None
     """Seconds."""
     hooks: type[Any] | None
+    questions: Mapping[str, Question]
+    """The methods of `hooks`, by name."""
     has_migrate: bool
 
     def phase_of(self, checkpoint: object) -> PhaseInfo:
@@ -248,6 +255,7 @@ def _build_info(cls: type[Task[Any, Any, Any]], given: Parameters | None) -> Def
         on_fault=cls.on_fault,
         abort_timeout=cls.abort_timeout,
         hooks=cls.hooks,
+        questions=questions_of(definition, cls.hooks),
         has_migrate=_check_migrate(definition, attributes),
     )
 
@@ -329,13 +337,6 @@ def _check_settings(definition: str, cls: type[Task[Any, Any, Any]]) -> None:
             definition,
             f"its abort_timeout is {show(timeout)}",
             "Write the most seconds that its abort handler may take, above 0, or None.",
-        )
-    hooks: object = cls.hooks
-    if hooks is not None and not isinstance(hooks, type):
-        raise DefinitionError(
-            definition,
-            f"its hooks is {show(hooks)}",
-            "Write the protocol class itself, as in hooks = PaymentHooks, or None.",
         )
 
 

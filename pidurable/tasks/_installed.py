@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pidurable.records._codec import Codec
 from pidurable.tasks._definition import Task, definition_info
+
+if TYPE_CHECKING:
+    from pidurable.registry._snapshot import RegistrySnapshot
+    from pidurable.tasks._hooks import HookHandler
 
 
 class Definitions(Protocol):
@@ -23,9 +27,18 @@ class Definitions(Protocol):
 
     def nearest_kind(self, kind: str) -> str | None: ...
 
+    @property
+    def registry(self) -> RegistrySnapshot | None: ...
+
+    def hooks(
+        self, kind: str, name: str, extensions: Sequence[str] | None
+    ) -> Sequence[HookHandler]: ...
+
 
 class StaticDefinitions:
-    """Definitions without a registry: a fixed set."""
+    """Definitions without a registry: a fixed set, and no hooks."""
+
+    registry = None
 
     def __init__(self, definitions: Sequence[Task[Any, Any, Any]], codec: Codec) -> None:
         self.codec = codec
@@ -36,3 +49,8 @@ class StaticDefinitions:
 
     def nearest_kind(self, kind: str) -> str | None:
         return next(iter(difflib.get_close_matches(kind, self._by_kind, n=1)), None)
+
+    def hooks(
+        self, kind: str, name: str, extensions: Sequence[str] | None
+    ) -> Sequence[HookHandler]:
+        return ()

@@ -66,6 +66,8 @@ class Phase:
     """The checkpoint that the phase began with, as text."""
     reached: tuple[str, str] | None = None
     """The checkpoint that a published `goto` of this phase leads to."""
+    extensions: Any = ...
+    """What its conversation selects, once a hook was asked; an ellipsis before."""
     sealed: bool = False
     storage_refused: bool = False
     """Whether a commit of this phase met trouble of the storage, which is never its fault."""

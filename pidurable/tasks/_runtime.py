@@ -25,6 +25,7 @@ from pidurable.storage import Op
 from pidurable.tasks._awaited import Kinds
 from pidurable.tasks._cycles import Cycles
 from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._host import Host
 from pidurable.tasks._installed import (
     Definitions as Definitions,
     StaticDefinitions as StaticDefinitions,
@@ -78,6 +79,8 @@ class Runtime(SessionTree):
         self.started = False
         self.closing = False
         self.settlement: list[Settlement] = []
+        self.host: Host | None = None
+        """The harness, as tasks see it; set before anything runs."""
         self.on_intent: list[Callable[[TreeTransaction, Node], None]] = []
         """Told in the commit in which a task gets the intent to cancel what is below it."""
         self.scheduler = Scheduler(self)

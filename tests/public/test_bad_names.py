@@ -170,7 +170,7 @@ async def signal_key(world: World, value: Any) -> Any:
         for _ in range(2):
             async with ctx.commit() as tx:
                 tx.signal(ctx.task_id, "n", 1, key=value)
-        (row,) = ctx.session.storage.signals(ctx.task_id, limit=5)
+        (row,) = world.harness.session.storage.signals(ctx.task_id, limit=5)
         await ctx.complete(None)
         return row.key
 
@@ -181,7 +181,7 @@ async def memo_name(world: World, value: Any) -> Any:
     async def remember(ctx: Any) -> Any:
         first = await ctx.memo(value, "first")
         assert await ctx.memo(value, "second") == first
-        ((name, _),) = ctx.session.storage.task_memos(ctx.task_id)
+        ((name, _),) = world.harness.session.storage.task_memos(ctx.task_id)
         await ctx.complete(None)
         return name
 

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import pytest
@@ -40,7 +40,7 @@ class Money:
         self.cents = cents
 
 
-class PayHooks:
+class PayHooks(Protocol):
     """The hooks of a payment."""
 
     async def before_charge(self, cents: int) -> None: ...
@@ -216,18 +216,18 @@ def test_definitions_are_found_by_kind(registry: Registry) -> None:
 def test_hooks_are_found_by_kind_after_a_reload(registry: Registry) -> None:
     """Handlers come in the order of installation, from the selected extensions, by the kind."""
     first, again = make_task("shop.pay"), make_task("shop.pay")
-    handlers = [lambda: 1, lambda: 2]
+    handlers = [lambda cents: cents + 1, lambda cents: cents + 2]
     for name, handler in zip("ab", handlers, strict=True):
         registry.install(Extension(name, hooks=[hook(type(first), before_charge=handler)]))
     snapshot = registry.snapshot
 
     found = snapshot.hooks(type(again), "before_charge")
 
-    assert [(each.extension, each.name, each()) for each in found] == [
+    assert [(each.extension, each.name, each(0)) for each in found] == [
         ("a", "before_charge", 1),
         ("b", "before_charge", 2),
     ]
-    assert [each() for each in snapshot.hooks("shop.pay", "before_charge", ["b"])] == [2]
+    assert [each(0) for each in snapshot.hooks("shop.pay", "before_charge", ["b"])] == [2]
     assert snapshot.hooks("shop.other", "before_charge") == ()
 
 
@@ -354,6 +354,10 @@ def test_removing_what_is_not_there_names_what_is(registry: Registry) -> None:
             "no hook 'before_charg'. Did you mean 'before_charge'",
         ),
         (lambda: hook(type(make_task("shop.a")), before_charge=3), "before_charge is 3"),
+        (
+            lambda: hook(type(make_task("shop.a")), before_charge=lambda: None),
+            r"cannot be called as before_charge\(cents\), which is how it is asked",
+        ),
         (lambda: Registry().install("x"), "it is not an Extension"),
     ],
 )

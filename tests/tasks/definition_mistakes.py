@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import attrs
 
@@ -681,6 +681,99 @@ def hooks_is_an_instance() -> object:
         hooks = "before_charge"  # type: ignore[assignment]
 
     return Payment
+
+
+def asking(questions: type) -> object:
+    """A definition with these hooks, named as a person would."""
+    questions.__name__ = "PaymentHooks"
+
+    class Payment(OnePhase):
+        hooks = questions
+
+    return Payment
+
+
+@mistake
+def hooks_are_no_protocol() -> object:
+    class Questions:
+        async def before_charge(self, cents: int) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hooks_without_a_question() -> object:
+    class Questions(Protocol):
+        async def _later(self) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hooks_with_an_attribute() -> object:
+    class Questions(Protocol):
+        cents_max: int
+
+        async def before_charge(self, cents: int) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hook_is_not_async() -> object:
+    class Questions(Protocol):
+        def before_charge(self, cents: int) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hook_is_static() -> object:
+    class Questions(Protocol):
+        @staticmethod
+        async def before_charge(cents: int) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hook_without_self() -> object:
+    class Questions(Protocol):
+        async def before_charge() -> None: ...  # type: ignore[misc]
+
+    return asking(Questions)
+
+
+@mistake
+def hook_takes_anything() -> object:
+    class Questions(Protocol):
+        async def before_charge(self, *cents: int) -> None: ...
+
+    return asking(Questions)
+
+
+@mistake
+def hook_parameter_not_annotated() -> object:
+    class Questions(Protocol):
+        async def before_charge(self, cents) -> None: ...  # type: ignore[no-untyped-def]
+
+    return asking(Questions)
+
+
+@mistake
+def hook_answer_not_annotated() -> object:
+    class Questions(Protocol):
+        async def before_charge(self, cents: int): ...  # type: ignore[no-untyped-def]
+
+    return asking(Questions)
+
+
+@mistake
+def hook_answer_cannot_be_none() -> object:
+    class Questions(Protocol):
+        async def before_charge(self, cents: int) -> bool: ...
+
+    return asking(Questions)
 
 
 # --- initial, abort, migrate ------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import trio
 from worlds import Actor, Next, Start, World, child_of, done, forever, parent_of
 
-from pidurable.harness._records import task_record
+from pidurable.tasks._task_record import task_record
 
 
 class Versioned(Actor):

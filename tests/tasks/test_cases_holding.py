@@ -448,7 +448,7 @@ async def test_a_parent_wakes_whatever_became_of_its_child(
             if waits == "held":
                 await ctx.complete((await ctx.wait_for_task(id)).status)
             return
-        keyed = dict(ctx.session.storage.keyed_tasks(ctx.task_id))
+        keyed = ctx.snapshot.keyed_tasks()
         (outcome,) = await ctx.outcomes([keyed["child"]])
         await ctx.complete(outcome.status)
 

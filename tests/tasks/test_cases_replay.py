@@ -158,7 +158,7 @@ async def test_what_one_child_undid_is_not_undone_again_because_another_one_fail
                     ]
                     tx.wait(then=Next(1), on=ids)
                 return
-            keyed = dict(ctx.session.storage.keyed_tasks(ctx.task_id))
+            keyed = ctx.snapshot.keyed_tasks()
             one, two = await ctx.outcomes([keyed["a"], keyed["b"]])
             await ctx.complete(f"{one.status}, {two.status}")
 
@@ -200,7 +200,7 @@ async def test_an_error_that_was_stored_reads_the_same_ever_after() -> None:
                 ids = [tx.create_task(Actor, name, key=name) for name in ("fails", "faults")]
                 tx.wait(then=Next(1), on=ids)
             return
-        keyed = dict(ctx.session.storage.keyed_tasks(ctx.task_id))
+        keyed = ctx.snapshot.keyed_tasks()
         for outcome in await ctx.outcomes([keyed["fails"], keyed["faults"]]):
             error = outcome.error
             seen.append((outcome.status, error.type, error.message, error.detail))

@@ -430,7 +430,7 @@ async def test_a_child_may_not_wait_for_its_owner() -> None:
     refused: list[str] = []
 
     async def child(at: Any, ctx: Any) -> None:
-        owner = ctx.session.storage.task(ctx.task_id).owner
+        owner = ctx.snapshot.task(ctx.task_id).owner
         for wait in (
             lambda: ctx.wait(then=Next(1), on=[owner]),
             lambda: ctx.wait_for_task(owner),

@@ -106,7 +106,7 @@ async def _conversation(at: At, ctx: Ctx, step: Any) -> None:
 
 
 async def _join(at: At, ctx: Ctx, step: Any) -> None:
-    ids = [id for _, id in ctx.session.storage.keyed_tasks(ctx.task_id)]
+    ids = list(ctx.snapshot.keyed_tasks().values())
     await ctx.wait(then=At(at.step + 1), on=ids, policy=step[1])
 
 
@@ -120,7 +120,7 @@ async def _signal(at: At, ctx: Ctx, step: Any) -> None:
 
 async def _hold(at: At, ctx: Ctx, step: Any) -> None:
     """Wait in memory for the first child, if there is one."""
-    for _, id in ctx.session.storage.keyed_tasks(ctx.task_id)[:1]:
+    for id in list(ctx.snapshot.keyed_tasks().values())[:1]:
         await ctx.wait_for_task(id)
     await ctx.goto(At(at.step + 1))
 

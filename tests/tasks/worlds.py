@@ -273,7 +273,7 @@ def parent_of(*children: str, policy: Any = "all_settled", kind: type[Actor] = A
                 ids = [tx.create_task(kind, name, key=name) for name in children]
                 tx.wait(then=Next(1), on=ids, policy=policy)
             return
-        keyed = dict(ctx.session.storage.keyed_tasks(ctx.task_id))
+        keyed = ctx.snapshot.keyed_tasks()
         outcomes = await ctx.outcomes([keyed[name] for name in children])
         await ctx.complete(",".join(outcome.status for outcome in outcomes))
 

@@ -63,7 +63,7 @@ PaymentContext = TaskContext[Card, Prepare | Charge, Receipt]
 
 
 class PaymentHooks(Protocol):
-    async def before_charge(self, cents: int) -> None: ...
+    async def before_charge(self, cents: int) -> str | None: ...
 
 
 class Payment(Task[Card, Prepare | Charge, Receipt]):
@@ -83,6 +83,11 @@ class Payment(Task[Card, Prepare | Charge, Receipt]):
 
     @phase
     async def charge(self, at: Charge, ctx: PaymentContext) -> None:
+        hooks: PaymentHooks = ctx.hooks
+        refusal = await hooks.before_charge(ctx.input.cents)
+        if refusal is not None:
+            await ctx.fail(refusal)
+            return
         try:
             paid = await self.bank.charge(at.key, ctx.input.cents)
         except CardDeclined as declined:

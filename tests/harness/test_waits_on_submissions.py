@@ -1,0 +1,215 @@
+"""Tasks that wait for a submission without an invocation: a sub-agent's answer, over restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from agent_world import World, calls, crash_everywhere, odd_tool
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from pidurable.agent._script import Step
+from pidurable.errors import NotFoundError, WaitCycleError, WaitTimeoutError
+from pidurable.harness._open import Harness
+from pidurable.registry import ToolCall
+from pidurable.tasks._context import TaskContext
+from pidurable.tasks._definition import Task, nothing_to_undo, phase
+
+
+@attrs.frozen
+class Ask:
+    """Nothing has been asked yet."""
+
+
+@attrs.frozen
+class Asked:
+    """The sub-agent has the question."""
+
+    submission: int
+
+
+Ctx = TaskContext[str, Ask | Asked, str]
+
+
+class Delegate(Task[str, Ask | Asked, str]):
+    """Asks a sub-agent and completes with its answer, or with why there is none."""
+
+    name = "test.delegate"
+    abort = nothing_to_undo
+
+    def initial(self, question: str) -> Ask:
+        return Ask()
+
+    @phase
+    async def ask(self, at: Ask, ctx: Ctx) -> None:
+        child = await ctx.conversation().child_of(ctx, key="child", agent=None)
+        submission = await child.submit(ctx.input, request_id=ctx.key("question"))
+        await ctx.wait(then=Asked(submission.id), on=[submission.id])
+
+    @phase
+    async def answered(self, at: Asked, ctx: Ctx) -> None:
+        settled = await ctx.submission(at.submission).wait(timeout=0)
+        assert ctx.snapshot.submission(at.submission).status == settled.status
+        await ctx.complete(settled.reason or settled.text)
+
+
+def delegating(*steps: Any) -> World:
+    world = World(*steps)
+    world.install(tasks=[Delegate()])
+    return world
+
+
+async def delegate(harness: Harness, question: str = "why?") -> Any:
+    root = await harness.root()
+    return await root.create_task(Delegate, question, key="delegate")
+
+
+async def test_a_task_wakes_with_the_answer_of_its_sub_agent(autojump_clock: MockClock) -> None:
+    """Meanwhile it holds no invocation; the answer is read through the submission's handle."""
+    world = delegating(Step(text="because", delay=60.0))
+
+    async with world.open() as harness:
+        task = await delegate(harness)
+        await wait_all_tasks_blocked()
+        waiting = harness.task(task)
+        assert waiting.status.word == "waiting"
+        assert task not in harness._runtime.invocations
+        assert waiting.wait is not None
+        assert waiting.wait.on == waiting.wait.others
+        outcome = await harness.wait_for_task(task)
+
+    assert outcome.result == "because"
+    world.model.check()
+
+
+async def test_the_answer_is_found_wherever_the_process_dies(autojump_clock: MockClock) -> None:
+    """Killed before and after every commit and resumed, the task gets the answer exactly once."""
+
+    async def program(harness: Harness, world: World) -> Any:
+        return (await harness.wait_for_task(await delegate(harness))).result
+
+    def check(world: World, result: Any) -> None:
+        assert result == "because"
+
+    kills = await crash_everywhere(lambda: delegating(*["because"] * 3), program, check)
+
+    assert kills > 10
+
+
+async def test_a_submission_that_will_not_be_answered_wakes_as_well(
+    autojump_clock: MockClock,
+) -> None:
+    """Withdrawn or aborted, it has settled; the reason is in the record."""
+    world = delegating(Step(text="never", delay=60.0))
+
+    async with world.open() as harness:
+        task = await delegate(harness)
+        await wait_all_tasks_blocked()
+        (submission,) = (harness.task(task).wait or pytest.fail("it does not wait")).others
+        record = await harness.submission(submission).status()
+        await harness.conversation(record.conversation_id).abort()
+        outcome = await harness.wait_for_task(task)
+
+    assert outcome.result == "aborted"
+
+
+async def test_settled_submissions_and_idle_conversations_are_waited_for_together(
+    autojump_clock: MockClock,
+) -> None:
+    """What has settled is fine; the conversation is idle only after its successor run."""
+    world = World("one", Step(text="two", delay=60.0))
+    seen: list[str] = []
+
+    class Both(Task[list[int], Ask | Asked, str]):
+        name = "test.both"
+        abort = nothing_to_undo
+
+        def initial(self, ids: list[int]) -> Ask:
+            return Ask()
+
+        @phase
+        async def ask(self, at: Ask, ctx: TaskContext[list[int], Ask | Asked, str]) -> None:
+            await ctx.wait(then=Asked(0), on=ctx.input)
+
+        @phase
+        async def done(self, at: Asked, ctx: TaskContext[list[int], Ask | Asked, str]) -> None:
+            entries = await ctx.snapshot.history(ctx.input[0])
+            seen.extend(entry.kind for entry in entries)
+            await ctx.complete(str(ctx.woken_by))
+
+    world.install(tasks=[Both()])
+    async with world.open() as harness:
+        root, other = await harness.root(), await harness.create_conversation()
+        first = await root.submit("a")
+        await first.wait()
+        await root.submit("b")
+        ids = [root.id, first.id]
+        task = await other.create_task(Both, ids)
+        await wait_all_tasks_blocked()
+        assert harness.task(task).status.word == "waiting"
+        assert (await harness.wait_for_task(task)).result == "tasks"
+
+    assert seen.count("pi.assistant") == 2
+
+
+async def test_a_call_cannot_wait_for_a_follow_up_of_its_own_run(
+    autojump_clock: MockClock,
+) -> None:
+    """Parked below the call or in its own memory, the wait is refused with the path."""
+    refusals: list[str] = []
+
+    async def body(call: ToolCall) -> str:
+        own = harness.conversation(call.conversation_id)
+        submission = await own.submit("and then?", request_id=call.key("more"))
+        with pytest.raises(WaitTimeoutError):
+            await submission.wait(timeout=5)
+        with pytest.raises(WaitCycleError) as caught:
+            await submission.wait()
+        refusals.append(caught.value.path)
+        await call.create_task(Follow, submission.id)
+        return "asked"
+
+    class Follow(Task[int, Ask, str]):
+        name = "test.follow"
+        abort = nothing_to_undo
+
+        def initial(self, submission: int) -> Ask:
+            return Ask()
+
+        @phase
+        async def ask(self, at: Ask, ctx: TaskContext[int, Ask, str]) -> None:
+            with pytest.raises(WaitCycleError) as caught:
+                await ctx.wait(then=Ask(), on=[ctx.input])
+            refusals.append(caught.value.path)
+            await ctx.complete("refused")
+
+    world = World(calls("odd"), "done", "followed", tools=[odd_tool(body)])
+    world.install(odd_tool(body), tasks=[Follow()])
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        assert (await submission.wait()).text == "done"
+        (more,) = [each.id for each in await root.open_submissions()]
+        assert (await harness.submission(more).wait()).text == "followed"
+        kinds = {task.kind: task.id for task in reversed(harness.tasks())}
+
+    call, follow, run = kinds["pi.tool"], kinds["test.follow"], kinds["pi.generation"]
+    assert refusals == [
+        f"{call} pi.tool -> {more} submission -> {run} pi.generation -> {call}",
+        f"{follow} test.follow -> {more} submission -> {run} pi.generation -> {call} pi.tool "
+        f"-> {follow}",
+    ]
+
+
+async def test_a_handle_needs_a_submission(autojump_clock: MockClock) -> None:
+    """An id of something else, or of nothing, is refused before anybody waits for it."""
+    world = World("ok")
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        assert (await harness.submission(submission.id).wait()).text == "ok"
+        for id in (root.id, 10**6, "1", True):
+            with pytest.raises(NotFoundError, match="no submission"):
+                harness.submission(id)  # type: ignore[arg-type]
