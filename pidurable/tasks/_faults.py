@@ -60,9 +60,10 @@ async def write_fault(
             runtime.on_settled_by_scheduler(tx, node, "faulted", info)
             done.append("faulted")
 
-    await write(runtime, invocation, body)
-    if done:
-        runtime.report(phase.task_id, f"{done[0]}: {info.type}: {info.message}")
+    if await write(runtime, invocation, body) and done:
+        # It has left memory where this was its end.
+        what = f"{done[0]}: {info.type}: {info.message}"
+        runtime.report(phase.task_id, what, kind=phase.info.name)
 
 
 def _parks(runtime: Runtime, phase: Phase, error: ErrorInfo) -> bool:
@@ -73,12 +74,17 @@ def _parks(runtime: Runtime, phase: Phase, error: ErrorInfo) -> bool:
 
 async def write(
     runtime: Runtime, invocation: Invocation, body: Callable[[TreeTransaction], None]
-) -> None:
-    """Commit for the scheduler itself. Trouble of the storage leaves the task at its checkpoint."""
+) -> bool:
+    """Commit for the scheduler itself; False if it was not stored.
+
+    Trouble of the storage leaves the task at its checkpoint.
+    """
     try:
         with trio.CancelScope(shield=True):
             await runtime.commit(body)
     except StorageRefusedError:
         invocation.again = True
+        return False
     except (SessionPoisonedError, SessionClosedError):
-        return
+        return False
+    return True

@@ -98,6 +98,7 @@ def _charge(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -> in
                 node.id,
                 f"crash_loop: the process died {node.recoveries} times while it was running, and "
                 "no other suspect ran; `retry_task` lets it run again",
+                kind=node.kind,
             )
         changed[node.id] = node
     return len(running)
@@ -192,13 +193,14 @@ def _read(runtime: Runtime, nodes: dict[int, AnyNode]) -> tuple[list[Node], list
     after = 0
     while waits := storage.waits(after=after, limit=_PAGE):
         for task_id, text in waits:
+            parked = nodes[task_id]
+            assert isinstance(parked, Node)
             try:
                 wait = _codec.decode_wait(_json.loads_stored(text))
             except NotJsonError as error:
-                runtime.report(task_id, f"unknown_record: what it waits for: {error}")
+                why = f"unknown_record: what it waits for: {error}"
+                runtime.report(task_id, why, kind=parked.kind)
                 continue
-            parked = nodes[task_id]
-            assert isinstance(parked, Node)
             parked.wait = wait
             others.update(wait.others)
         after = waits[-1][0]

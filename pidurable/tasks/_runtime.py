@@ -281,11 +281,18 @@ class Runtime(SessionTree):
         for told in self.on_intent:
             told(tx, node)
 
-    def report(self, task_id: int, error: BaseException | str) -> None:
-        """Report something of a task that is worth a person's look, and ends nothing."""
-        node = self.published.task(task_id)
-        kind = node.kind if node is not None else "task"
-        logger.warning("task %d (%s): %s", task_id, kind, error)
+    def report(self, task_id: int, error: BaseException | str, *, kind: str | None = None) -> None:
+        """Report something of a task that is worth a person's look, and ends nothing.
+
+        Args:
+            task_id: The task.
+            error: What there is to say.
+            kind: Its kind, where it may have left memory by now, or is not there yet.
+        """
+        node = self.published.task(task_id) if kind is None else None
+        if node is not None:
+            kind = node.kind
+        logger.warning("task %d (%s): %s", task_id, kind or "ended", error)
 
     def abort_reason(self, task_id: int) -> str | None:
         node = self.published.task(task_id)

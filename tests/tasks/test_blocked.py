@@ -330,6 +330,7 @@ async def test_the_setting_parks_the_faults_of_definitions_that_do_not_say(
         ended = await world.create("ended", raises, kind=Ending)
         timed = await world.create("timed", forever, kind=Timed)
         assert (await world.end(ended)).status == "faulted"
+        await world.quiet()
         assert world.row(parked).blocked == "faulted"
         await world.abort(timed)
         outcome = await world.end(timed)

@@ -1,0 +1,70 @@
+"""What is logged about tasks: the kind and number of each, and nothing that did not happen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from worlds import World, done, forever
+
+from pidurable.testing import Fault
+
+
+async def raises(at: Any, ctx: Any) -> None:
+    raise ValueError("no stock")
+
+
+def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    return [each.getMessage() for each in caplog.records if what in each.getMessage()]
+
+
+async def test_a_fault_is_reported_with_the_kind_of_a_task_that_has_left_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By then the task has ended, and nothing of it is in memory any more."""
+    world = World()
+    async with world.open():
+        task = await world.create("a", raises)
+        await world.end(task)
+        await world.quiet()
+    assert said(caplog, "ValueError") == [
+        f"task {task} (test.actor): faulted: ValueError: no stock"
+    ]
+
+
+async def test_a_fault_that_the_storage_refused_is_not_reported_as_one(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task stays at its checkpoint and is run again: it has not faulted."""
+    world = World(storage_retry_seconds=1.0)
+    go = trio.Event()
+
+    async def script(at: Any, ctx: Any) -> None:
+        await go.wait()
+        raise ValueError("no stock")
+
+    async with world.open():
+        task = await world.create("a", script)
+        await trio.sleep(1)
+        world.storage.add(Fault.refuse(times=20))
+        go.set()
+        await trio.sleep(3)
+        assert said(caplog, "ValueError") == []
+        world.scripts["a"] = done
+        assert (await world.end(task)).status == "completed"
+    assert said(caplog, "ValueError") == []
+
+
+async def test_a_crash_loop_is_reported_with_the_kind_of_its_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is found while the store is being opened, when no task is in memory yet."""
+    world = World(recoveries_max=1)
+    async with world.crashing():
+        task = await world.create("a", forever)
+        await world.quiet()
+    async with world.open():
+        assert world.row(task).blocked == "crash_loop"
+    (line,) = said(caplog, "crash_loop")
+    assert line.startswith(f"task {task} (test.actor): crash_loop: the process died 1 times")
