@@ -11,6 +11,7 @@ from pidurable.storage._contract import (
     Op as Op,
     RevisionRow as RevisionRow,
     SignalRow as SignalRow,
+    StartRow as StartRow,
     Storage as Storage,
     SubmissionRow as SubmissionRow,
     SubmissionStateRow as SubmissionStateRow,

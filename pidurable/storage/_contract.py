@@ -121,6 +121,17 @@ class TaskStateRow(NamedTuple):
     id: int
 
 
+class StartRow(NamedTuple):
+    """What the code of a task begins with."""
+
+    task: int
+    input: str
+    phase: str
+    checkpoint: str
+    memos: tuple[tuple[str, str], ...]
+    """(name, value json), by name."""
+
+
 class SignalRow(NamedTuple):
     id: int
     task: int
@@ -357,6 +368,13 @@ class Storage(Protocol):
     def task_outcome(self, task: int) -> str | None: ...
 
     def task_memos(self, task: int) -> list[tuple[str, str]]: ...
+
+    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
+        """Input, checkpoint and memos of many tasks, by task.
+
+        One without an input or a checkpoint is left out.
+        """
+        ...
 
     def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
         """Unread signals of a task, oldest first."""

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid as uuid_module
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, final
 
 import attrs
@@ -34,6 +34,7 @@ from pidurable.storage._contract import (
     Op,
     RevisionRow,
     SignalRow,
+    StartRow,
     SubmissionRow,
     SubmissionStateRow,
     TaskRow,
@@ -635,6 +636,20 @@ class MemoryStorage:
     def task_memos(self, task: int) -> list[tuple[str, str]]:
         with self._data.mutex:
             return sorted(self._use().memos.get(task, {}).items())
+
+    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
+        with self._data.mutex:
+            data = self._use()
+            return [
+                StartRow(
+                    task,
+                    data.inputs[task],
+                    *data.checkpoints[task][:2],
+                    tuple(sorted(data.memos.get(task, {}).items())),
+                )
+                for task in sorted(set(tasks))
+                if task in data.inputs and task in data.checkpoints
+            ]
 
     def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
         with self._data.mutex:

@@ -46,6 +46,7 @@ from pidurable.storage._contract import (
     Op,
     RevisionRow,
     SignalRow,
+    StartRow,
     SubmissionRow,
     TaskRow,
 )
@@ -651,6 +652,22 @@ class SqliteStorage:
 
     def task_memos(self, task: int) -> list[tuple[str, str]]:
         return self._rows("task_memos", (task,))
+
+    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
+        found: list[StartRow] = []
+        wanted = sorted(set(tasks))
+        for first in range(0, len(wanted), sql.STARTS_AT_ONCE):
+            some = wanted[first : first + sql.STARTS_AT_ONCE]
+            # A place that is left over asks for the last one again.
+            places = some + some[-1:] * (sql.STARTS_AT_ONCE - len(some))
+            memos: dict[int, list[tuple[str, str]]] = {}
+            for task, name, value in self._rows("memos_of_tasks", places):
+                memos.setdefault(task, []).append((name, value))
+            found += (
+                StartRow(task, input, phase, value, tuple(sorted(memos.get(task, ()))))
+                for task, input, phase, value in self._rows("task_starts", places)
+            )
+        return found
 
     def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
         return [SignalRow(*row) for row in self._rows("signals", (task, max(0, limit)))]

@@ -24,6 +24,8 @@ from pidurable.storage._contract import (
 )
 
 LAST_ID = 2**63 - 1
+STARTS_AT_ONCE = 32
+"""Tasks that one statement reads the beginnings of: as many places as it has."""
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:
@@ -91,6 +93,8 @@ _SUBMISSION = ", ".join(SubmissionRow._fields)
 _DOCUMENT = ", ".join(DocumentRow._fields)
 _REVISION = ", ".join(RevisionRow._fields)
 
+_PLACES = ", ".join("?" * STARTS_AT_ONCE)
+
 READS: dict[str, str] = {
     "head": ("select uuid, created_us, epoch, seq, next_id, clean\nfrom session\nwhere id = 1"),
     "holder": (
@@ -141,6 +145,12 @@ READS: dict[str, str] = {
     "task_wait": "select value\nfrom waits\nwhere task = ?",
     "task_outcome": "select value\nfrom outcomes\nwhere task = ?",
     "task_memos": "select name, value\nfrom memos\nwhere task = ?\norder by name",
+    "task_starts": (
+        "select inputs.task, inputs.value, phase, checkpoints.value\nfrom inputs"
+        "\njoin checkpoints on checkpoints.task = inputs.task"
+        f"\nwhere inputs.task in ({_PLACES})\norder by inputs.task"
+    ),
+    "memos_of_tasks": f"select task, name, value\nfrom memos\nwhere task in ({_PLACES})",
     "signals": f"select {_SIGNAL}\nfrom signals\nwhere task = ? and read = 0\norder by id\nlimit ?",
     "live_signals": (
         "select task, count(*)\nfrom signals\nwhere read = 0\ngroup by task\norder by task"

@@ -35,6 +35,7 @@ from pidurable.errors import (
 from pidurable.records import _json
 from pidurable.records._limits import PROBE_SECONDS
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
+from pidurable.storage import StartRow
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
 from pidurable.tasks._errors import leaves
@@ -106,6 +107,8 @@ class Invocation:
     again: bool = False
     """The storage refused: the task stays at its checkpoint, and its turn comes again."""
     trio_task: trio.lowlevel.Task | None = None
+    ahead: StartRow | None = None
+    """What the code begins with, where it was read ahead."""
 
     def stack(self) -> str:
         """Where the handler is, for a report."""
@@ -178,10 +181,14 @@ def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
     assert node is not None
     storage = runtime.session.storage
     info = definition_info(invocation.definition)
-    fresh = runtime.fresh.pop(task_id, None)
-    if fresh is not None:
+    fresh, ahead = runtime.fresh.pop(task_id, None), invocation.ahead
+    if ahead is not None:
+        _, input_text, tag, text, noted = ahead
+        memos = dict(noted)
+        invocation.ahead = None
+    elif fresh is not None:
         input_text, tag, text = fresh
-        memos: dict[str, str] = {}
+        memos = {}
     else:
         stored = storage.task_checkpoint(task_id)
         input_stored = storage.task_input(task_id)

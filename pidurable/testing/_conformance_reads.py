@@ -56,6 +56,8 @@ def an_empty_store_answers_with_nothing(store: Store) -> None:
         storage.live_tasks(),
         storage.tasks(),
         storage.task_memos(1),
+        storage.task_starts([1]),
+        storage.task_starts([]),
         storage.signals(1),
         storage.live_signals(),
         storage.open_submissions(1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pidurable.errors import HolderLostError, InternalError
-from pidurable.storage import Batch, ConversationRow, Op, SignalRow
+from pidurable.storage import Batch, ConversationRow, Op, SignalRow, StartRow
 from pidurable.testing._conformance_base import (
     NOW_US,
     Store,
@@ -392,6 +392,29 @@ def submission_states_replace_the_changing_columns_only(store: Store) -> None:
         storage.submission(2),
         submission_row(2, request_id="r", status="unanswered", **changes),
     )
+
+
+@conformance_case
+def what_many_tasks_begin_with_is_read_at_once(store: Store) -> None:
+    """By task, each once, whatever the order; one that lacks a part is left out."""
+    storage = store.hold()
+    store.write(
+        *((Op.TASK_INPUT, (id, str(id))) for id in range(1, 101)),
+        *((Op.CHECKPOINT, (id, f"p{id}", f"[{id}]", NOW_US)) for id in range(1, 101)),
+        (Op.TASK_INPUT, (200, "{}")),
+        (Op.CHECKPOINT, (201, "p", "{}", NOW_US)),
+        (Op.MEMO, (7, "b", "2")),
+        (Op.MEMO, (7, "a", "1")),
+        (Op.MEMO, (101, "a", "1")),
+    )
+
+    def expected(*ids: int) -> list[StartRow]:
+        memos = {7: (("a", "1"), ("b", "2"))}
+        return [StartRow(id, str(id), f"p{id}", f"[{id}]", memos.get(id, ())) for id in ids]
+
+    equal(storage.task_starts([9, 7, 9]), expected(7, 9))
+    equal(storage.task_starts(range(205, 0, -1)), expected(*range(1, 101)))
+    equal(storage.task_starts([101, 200, 201]), [])
 
 
 @conformance_case

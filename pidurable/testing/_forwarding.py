@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pidurable.storage import (
@@ -15,6 +15,7 @@ from pidurable.storage import (
     HolderRecord,
     RevisionRow,
     SignalRow,
+    StartRow,
     Storage,
     SubmissionRow,
     TaskRow,
@@ -158,6 +159,9 @@ class ForwardingStorage:
 
     def task_memos(self, task: int) -> list[tuple[str, str]]:
         return self._call("task_memos", lambda: self._inner.task_memos(task))
+
+    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
+        return self._call("task_starts", lambda: self._inner.task_starts(tasks))
 
     def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
         return self._call("signals", lambda: self._inner.signals(task, limit=limit))
