@@ -17,6 +17,7 @@ from recount import check_at_rest
 from trio.testing import MockClock
 from worlds import ROOT, Actor, World
 
+from pidurable.errors import WaitCycleError
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Retry, Task, phase
 
@@ -110,6 +111,23 @@ async def _join(at: At, ctx: Ctx, step: Any) -> None:
     await ctx.wait(then=At(at.step + 1), on=ids, policy=step[1])
 
 
+async def _idle(at: At, ctx: Ctx, step: Any) -> None:
+    """Wait until a conversation is idle, one of its own or the one it lives in, and for children.
+
+    In its own conversation a task that is not in the background is refused.
+    """
+    children = list(ctx.snapshot.keyed_tasks().values()) if step[2] else []
+    try:
+        async with ctx.commit() as tx:
+            key = f"conversation {step[1]}"
+            place = ctx.conversation_id if step[1] < 0 else tx.create_conversation(key=key)
+            for program in step[3:]:
+                tx.create_task(Programmed, program_of(program), conversation=place, key=key)
+            tx.wait(then=At(at.step + 1), on=[place, *children])
+    except WaitCycleError:
+        await ctx.goto(At(at.step + 1))
+
+
 async def _sleep(at: At, ctx: Ctx, step: Any) -> None:
     await ctx.wait(then=At(at.step + 1), deadline=ctx.now() + timedelta(seconds=step[1]))
 
@@ -130,6 +148,7 @@ STEPS: dict[str, Callable[[At, Ctx, Any], Awaitable[None]]] = {
     "child": _child,
     "conversation": _conversation,
     "join": _join,
+    "idle": _idle,
     "sleep": _sleep,
     "signal": _signal,
     "hold": _hold,
@@ -144,6 +163,7 @@ def programs() -> st.SearchStrategy[Any]:
     plain = st.one_of(
         st.just(["goto"]),
         st.tuples(st.just("join"), st.sampled_from(POLICIES)).map(list),
+        st.tuples(st.just("idle"), st.integers(-1, 2), st.booleans()).map(list),
         st.tuples(st.just("sleep"), st.sampled_from([0, 5, 60])).map(list),
         st.just(["signal"]),
         st.just(["hold"]),
@@ -166,6 +186,7 @@ def programs() -> st.SearchStrategy[Any]:
                 st.tuples(st.just("child"), child).map(list),
                 st.tuples(st.just("child"), child).map(list),
                 st.tuples(st.just("conversation"), child, st.booleans()).map(list),
+                st.tuples(st.just("idle"), st.integers(-1, 2), st.booleans(), child).map(list),
             )
         ),
         max_leaves=8,
