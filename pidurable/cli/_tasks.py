@@ -31,7 +31,7 @@ from pidurable.errors import show
 from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
 from pidurable.records._ids import TaskId
-from pidurable.records._tasks import Outcome, Status, TaskRecord
+from pidurable.records._tasks import Outcome, Status, TaskRecord, Wait
 from pidurable.tasks._explain import Explanation
 
 __all__ = [
@@ -239,7 +239,7 @@ async def _sheet(reader: Reader, task: TaskRecord, now_us: int) -> list[str]:
         ("deadline", None if task.deadline_us is None else moment(task.deadline_us)),
         ("blocked", _coded(task.blocked)),
         ("abort", None if task.abort_us is None else _coded(task.abort_reason) or "asked for"),
-        ("waits for", _wait_text(task)),
+        ("waits for", None if task.wait is None else wait_text(task.wait)),
         ("woken by", task.woken_by),
     )
     facts += [(name, value) for name, value in optional if value is not None]
@@ -274,18 +274,25 @@ def _coded(code: str | None) -> str | None:
     return code if text is None else f"{code}: {text}"
 
 
-def _wait_text(task: TaskRecord) -> str | None:
-    wait = task.wait
-    if wait is None:
-        return None
+def wait_text(wait: Wait) -> str:
+    """What a task waits for, on one line."""
     parts = []
     if wait.on is not None:
-        parts.append(f"{wait.policy} of tasks {', '.join(map(str, wait.on)) or 'none'}")
+        parts.append(f"{wait.policy} of {_awaited_text(wait)}")
     if wait.signals:
         parts.append("signals")
     if wait.deadline_us is not None:
         parts.append(f"until {moment(wait.deadline_us)}")
     return ", ".join(parts) or "nothing"
+
+
+def _awaited_text(wait: Wait) -> str:
+    """What a wait is for, by its kinds; a submission that had settled before counts as a task."""
+    apart = {*wait.conversations, *wait.others}
+    tasks = [id for id in wait.on or () if id not in apart]
+    kinds = (("tasks", tasks), ("conversations", wait.conversations), ("submissions", wait.others))
+    named = [f"{name} {', '.join(map(str, ids))}" for name, ids in kinds if ids]
+    return ", ".join(named) or "tasks none"
 
 
 def _outcome_facts(task: TaskRecord) -> list[tuple[str, str]]:

@@ -203,17 +203,16 @@ class Cycles:
     def _path(self, view: View, ids: list[int], tx: TreeTransaction | None) -> str:
         parts: list[str] = []
         for index, id in enumerate(ids):
-            kind = f" {self._word(view, id, tx)}" if index < len(ids) - 1 else ""
-            parts.append(f"{id}{kind}")
+            node = view.task(id)
+            kind = node.kind if node is not None else self.word(view, id, tx)
+            parts.append(f"{id} {kind}" if index < len(ids) - 1 else f"{id}")
         return " -> ".join(parts)
 
-    def _word(self, view: View, id: int, tx: TreeTransaction | None) -> str:
-        """What an id of a path is: the kind of a task, or what else can be waited for."""
+    def word(self, view: View, id: int, tx: TreeTransaction | None = None) -> str:
+        """What an awaited id is: a task, a conversation, or what else can be waited for."""
         node = view.find(id)
-        if isinstance(node, Node):
-            return node.kind
         if node is not None:
-            return "conversation"
+            return "conversation" if isinstance(node, Scope) else "task"
         found = self._kinds.look(id, tx)
         return "task" if found is None else found[0]
 

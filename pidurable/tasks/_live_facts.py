@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,14 @@ class LiveFacts:
             text += f"; {standing.text}"
         held = self._runtime.cycles.held_by(row.id)
         if held:
-            text += f" and waits there for {len(held)} {'task' if len(held) == 1 else 'tasks'}"
+            text += f" and waits there for {self._words(held)}"
+            held = look_up(self, held).tasks
         return Look(code="running", text=text, needs=held)
+
+    def _words(self, ids: Sequence[int]) -> str:
+        """How many of each kind, for a person."""
+        counts = Counter(self._runtime.cycles.word(self._runtime.published, id) for id in ids)
+        return ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
 
     # C007
     def _stopping(self, invocation: Invocation) -> Look:

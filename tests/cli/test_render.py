@@ -17,6 +17,8 @@ from pidurable.cli._render import (
     moment,
     tail,
 )
+from pidurable.cli._tasks import wait_text
+from pidurable.records._tasks import Wait
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 PIECES = st.sampled_from(
@@ -160,3 +162,21 @@ def test_columns_align_wide_characters() -> None:
         return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
     assert cells(lines[1][: lines[1].index("x")]) == lines[2].index("y") == 6
+
+
+@pytest.mark.parametrize(
+    ("wait", "text"),
+    [
+        (Wait(on=(1, 2)), "all_settled of tasks 1, 2"),
+        (Wait(on=(), signals=True), "all_settled of tasks none, signals"),
+        (
+            Wait(on=(1, 2, 3), conversations=(2,), others=(3,)),
+            "all_settled of tasks 1, conversations 2, submissions 3",
+        ),
+        (Wait(on=(3,), others=(3,)), "all_settled of submissions 3"),
+        (Wait(), "nothing"),
+    ],
+)
+def test_a_wait_is_shown_by_the_kinds_of_what_it_is_for(wait: Wait, text: str) -> None:
+    """Tasks, conversations and submissions are told apart."""
+    assert wait_text(wait) == text

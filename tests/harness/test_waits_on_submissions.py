@@ -9,7 +9,7 @@ import pytest
 from agent_world import World, calls, crash_everywhere, odd_tool
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from pidurable.agent._script import Step
+from pidurable.agent._script import Step, When
 from pidurable.errors import NotFoundError, WaitCycleError, WaitTimeoutError
 from pidurable.harness._open import Harness
 from pidurable.registry import ToolCall
@@ -77,6 +77,9 @@ async def test_a_task_wakes_with_the_answer_of_its_sub_agent(autojump_clock: Moc
         assert task not in harness._runtime.invocations
         assert waiting.wait is not None
         assert waiting.wait.on == waiting.wait.others
+        explained = harness.explain(task)
+        assert "waits for 1 of 1 (all_settled): " in explained.text
+        assert [harness.task(id).kind for id in explained.path] == ["pi.generation"]
         outcome = await harness.wait_for_task(task)
 
     assert outcome.result == "because"
@@ -213,3 +216,20 @@ async def test_a_handle_needs_a_submission(autojump_clock: MockClock) -> None:
         for id in (root.id, 10**6, "1", True):
             with pytest.raises(NotFoundError, match="no submission"):
                 harness.submission(id)  # type: ignore[arg-type]
+
+
+async def test_a_call_that_waits_in_memory_is_explained(autojump_clock: MockClock) -> None:
+    """It runs, and waits there for a submission; the way leads to what answers that."""
+    child = Step(text="because", delay=60.0, when=When(user="why?"))
+    world = World(child, calls("subagent", task="why?"), "it is so")
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await wait_all_tasks_blocked()
+        (call,) = [task.id for task in harness.tasks(kind="pi.tool")]
+        explained = harness.explain(call)
+        assert (await submission.wait()).text == "it is so"
+
+    assert "waits there for 1 submission: " in explained.text
+    assert len(explained.path) == 1
