@@ -76,11 +76,15 @@ def signalled(seconds: float) -> Any:
     return script
 
 
-async def fails_once(at: Any, ctx: Any) -> None:
-    """Raises in its first invocation of all, and completes in the last one."""
-    if ctx.session.storage.task(ctx.task_id).tries == 0:
-        raise OSError("not yet")
-    await ctx.complete("retried")
+def fails_once(world: World) -> Any:
+    """A script that raises in its first try, and completes in the next one."""
+
+    async def script(at: Any, ctx: Any) -> None:
+        if world.row(ctx.task_id).tries == 0:
+            raise OSError("not yet")
+        await ctx.complete("retried")
+
+    return script
 
 
 Make = Callable[[World, float, type[Actor]], Awaitable[int]]
@@ -100,7 +104,7 @@ async def _approval(world: World, seconds: float, kind: type[Actor]) -> int:
 
 
 async def _retry(world: World, seconds: float, kind: type[Actor]) -> int:
-    return await world.create("retry", fails_once, kind=kind)  # type: ignore[no-any-return]
+    return await world.create("retry", fails_once(world), kind=kind)  # type: ignore[no-any-return]
 
 
 async def _deadline_running(world: World, seconds: float, kind: type[Actor]) -> int:
@@ -117,7 +121,7 @@ async def _deadline_waiting(world: World, seconds: float, kind: type[Actor]) -> 
 
 async def _deadline_of_a_retry(world: World, seconds: float, kind: type[Actor]) -> int:
     """Its retry would come later than its deadline."""
-    world.scripts["late"] = fails_once
+    world.scripts["late"] = fails_once(world)
     deadline = in_seconds(world, seconds / 2)
     return await world.create("late", kind=kind, deadline=deadline)  # type: ignore[no-any-return]
 
