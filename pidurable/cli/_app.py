@@ -304,15 +304,29 @@ def _add_task_show(app: App, host: Host) -> None:
         return _trio(functools.partial(explain_tasks, host, options, _ids(host, ids)))
 
     @app.command
-    def tree(root: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
+    def tree(
+        root: int | None = None,
+        /,
+        *,
+        watch: Annotated[bool, Parameter(name=["--watch", "-w"], negative="")] = False,
+        interval: float = 0.5,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
         """Show tasks and conversations as a tree; works beside a running holder.
 
         Args:
             root: A task or conversation to begin with; everything by default.
+            watch: Show what is live again and again, as much of it as fits; Ctrl-C leaves.
+            interval: Seconds between two looks of --watch.
         """
+        options = _options(host, store=store, output=output)
+        if watch:
+            from pidurable.cli._watch import watch_tree
+
+            return _trio(functools.partial(watch_tree, host, options, root, interval=interval))
         from pidurable.cli._tasks import show_tree
 
-        options = _options(host, store=store, output=output)
         return _trio(functools.partial(show_tree, host, options, root))
 
 

@@ -9,8 +9,8 @@ import attrs
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
-from pidurable.cli._render import clean, clean_line, compact_json, moment
-from pidurable.cli._tasks import check_store, holder_lines
+from pidurable.cli._render import clean, clean_line, compact_json, holder_lines, moment
+from pidurable.cli._tasks import check_store
 from pidurable.errors import NotFoundError
 from pidurable.harness._reader import Reader, open_reader
 from pidurable.records._entries import Entry

@@ -14,9 +14,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pidurable.harness._reader import TreeRow
+from pidurable.harness._reader import HolderView, TreeRow
+from pidurable.records._entries import Conversation
 from pidurable.records._moments import duration as duration, moment as moment
 from pidurable.records._tasks import Status, TaskRecord
+from pidurable.storage import ConversationRow
 
 __all__ = [
     "age",
@@ -24,7 +26,10 @@ __all__ = [
     "clean_line",
     "columns",
     "compact_json",
+    "conversation_text",
+    "cut",
     "duration",
+    "holder_lines",
     "moment",
     "outcome_word",
     "tail",
@@ -143,6 +148,23 @@ def task_line(task: TaskRecord, now_us: int) -> str:
     return f"{line}  {detail}" if detail else line
 
 
+def holder_lines(holder: HolderView | None) -> list[str]:
+    """Say who holds the session, if that matters to somebody who looks."""
+    if holder is None or holder.state == "released":
+        return []
+    record = holder.record
+    who = f"process {record.pid} on {clean_line(record.host, chars_max=60)}"
+    beat = f"last heartbeat {duration(holder.heartbeat_age)} ago"
+    if holder.state == "dead":
+        return [
+            f"process {record.pid} held this store and is dead ({beat}); "
+            "`pidurable resume` goes on with its work"
+        ]
+    if holder.state == "silent":
+        return [f"held by {who}, silent: it may hang ({beat})"]
+    return [f"held by {who} ({beat})"]
+
+
 def tree_lines(rows: Sequence[TreeRow], now_us: int) -> list[str]:
     """Return the lines of a tree, with the branches drawn."""
     lines = []
@@ -170,7 +192,11 @@ def _tree_text(row: TreeRow, now_us: int) -> str:
     if row.task is not None:
         return task_line(row.task, now_us)
     assert row.conversation is not None
-    made = row.conversation
+    return conversation_text(row.conversation)
+
+
+def conversation_text(made: Conversation | ConversationRow) -> str:
+    """Return one line for a conversation: its id, key and what it is a fork of."""
     fork = "" if made.parent is None else f", fork of {made.parent} at entry {made.parent_entry}"
     key = "" if made.key is None else f" {clean_line(made.key, chars_max=CELL_CHARS_MAX)!r}"
     return f"conversation {made.id}{key}{fork}"
@@ -187,6 +213,19 @@ def _width(text: str) -> int:
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text
     )
+
+
+def cut(text: str, cells: int) -> str:
+    """Return a line that takes at most so many cells; what was cut off is marked."""
+    if _width(text) <= cells:
+        return text
+    taken, kept = 0, 0
+    for char in text:
+        taken += _width(char)
+        if taken > cells - 1:
+            break
+        kept += 1
+    return f"{text[:kept]}…"
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -21,14 +21,14 @@ from pidurable.cli._render import (
     clean_line,
     columns,
     compact_json,
-    duration,
+    holder_lines,
     moment,
     outcome_word,
     task_line,
     tree_lines,
 )
 from pidurable.errors import show
-from pidurable.harness._reader import HolderView, Reader, TreeRow, open_reader
+from pidurable.harness._reader import Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import Outcome, Status, TaskRecord, Wait
@@ -134,23 +134,6 @@ def _row(task: TaskRecord, now_us: int) -> tuple[str, ...]:
         task.phase or "-",
         age(task, now_us),
     )
-
-
-def holder_lines(holder: HolderView | None) -> list[str]:
-    """Say who holds the session, if that matters to somebody who looks."""
-    if holder is None or holder.state == "released":
-        return []
-    record = holder.record
-    who = f"process {record.pid} on {clean_line(record.host, chars_max=60)}"
-    beat = f"last heartbeat {duration(holder.heartbeat_age)} ago"
-    if holder.state == "dead":
-        return [
-            f"process {record.pid} held this store and is dead ({beat}); "
-            "`pidurable resume` goes on with its work"
-        ]
-    if holder.state == "silent":
-        return [f"held by {who}, silent: it may hang ({beat})"]
-    return [f"held by {who} ({beat})"]
 
 
 async def show_tree(host: Host, options: Options, root: int | None) -> int:

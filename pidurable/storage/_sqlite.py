@@ -611,6 +611,17 @@ class SqliteStorage:
     def live_tasks(self, *, after: int = 0, limit: int = 10_000) -> list[TaskRow]:
         return [TaskRow(*row) for row in self._rows("live_tasks", (after, max(0, limit)))]
 
+    def outline(self, *, reverse: bool = False, limit: int = 10_000) -> list[tuple[int, ...]]:
+        """The oldest live tasks, or the newest, as (id, conversation, owner, status, blocked,
+        marked): what a picture of the tree needs of each, at a fifth of the cost of its row."""
+        return self._rows("outline_reverse" if reverse else "outline", (0, limit))
+
+    def live_counts(self) -> tuple[int, ...]:
+        """How many tasks are live, blocked, marked and not blocked, and of the rest pending,
+        running, waiting and completing. Visits every live task: for people."""
+        counts: tuple[int, ...] = self._read(sql.PEOPLE_READS["live_counts"], ())[0]
+        return counts
+
     def tasks(
         self,
         *,

@@ -88,6 +88,7 @@ HOLDER_RELEASE = "update holder\nset released = 1\nwhere id = 1 and epoch = ?"
 _CONVERSATION = ", ".join(ConversationRow._fields)
 _ENTRY = ", ".join(EntryRow._fields)
 _TASK = ", ".join(TaskRow._fields)
+_OUTLINE = "id, conversation, owner, status, blocked is not null, abort_us is not null"
 _SIGNAL = ", ".join(SignalRow._fields)
 _SUBMISSION = ", ".join(SubmissionRow._fields)
 _DOCUMENT = ", ".join(DocumentRow._fields)
@@ -138,6 +139,12 @@ READS: dict[str, str] = {
         "\nwhere owner = ? and key is not null and owner is not null\norder by key"
     ),
     "live_tasks": f"select {_TASK}\nfrom tasks\nwhere status < 4 and id > ?\norder by id\nlimit ?",
+    "outline": (
+        f"select {_OUTLINE}\nfrom tasks\nwhere status < 4 and id > ?\norder by id\nlimit ?"
+    ),
+    "outline_reverse": (
+        f"select {_OUTLINE}\nfrom tasks\nwhere status < 4 and id > ?\norder by id desc\nlimit ?"
+    ),
     "task_input": "select value\nfrom inputs\nwhere task = ?",
     "task_checkpoint": "select phase, value\nfrom checkpoints\nwhere task = ?",
     "checkpoint_at": "select phase, at_us\nfrom checkpoints\nwhere task = ?",
@@ -181,8 +188,19 @@ READS: dict[str, str] = {
     "blob": "select bytes\nfrom blobs\nwhere sha256 = ?",
 }
 
-PEOPLE_READS: dict[str, str] = {}
-"""The filters of `tasks` without a conversation: for people, and exempt from the plan test."""
+PEOPLE_READS: dict[str, str] = {
+    "live_counts": (
+        "select count(*), coalesce(sum(blocked is not null), 0),"
+        "\n  coalesce(sum(blocked is null and abort_us is not null), 0),"
+        + ",".join(
+            f"\n  coalesce(sum(blocked is null and abort_us is null and status = {status}), 0)"
+            for status in range(4)
+        )
+        + "\nfrom tasks\nwhere status < 4"
+    )
+}
+"""Counting live tasks, and the filters of `tasks` without a conversation: for people, and exempt
+from the plan test."""
 
 
 def _task_scan_name(filters: tuple[str, ...], reverse: bool) -> str:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyte
 import pytest
+from terminals import SECONDS_MAX, checkout_root, terminal
 
 from pidurable.cli._demo_project import leftover_processes
-
-SECONDS_MAX = 20.0
-"""A test that waits longer than this for something to show has failed."""
 
 WAITS_FOR_GO = (
     # What is waited for stands in the output alone, not in the arguments.
@@ -35,89 +25,6 @@ STREAMS = (
     "steps:\n"
     '- {text: "This answer is a long one indeed", piece_chars: 4, stall: {after: 5}, times: 1}\n'
 )
-
-
-class Terminal:
-    """A command on a pseudo-terminal of its own, and the screen that a person would see."""
-
-    def __init__(self, folder: Path, *argv: str) -> None:
-        self.master, slave = pty.openpty()
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        self.screen = pyte.Screen(120, 40)
-        self.stream = pyte.ByteStream(self.screen)
-        self.raw = b""
-        # A session leader that opens a terminal gets it as its controlling one.
-        opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("PIDURABLE_")}
-        environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": _root()}
-        command = [sys.executable, "-m", "pidurable.cli", *argv]
-        self.process = subprocess.Popen(
-            ["sh", "-c", opens, "sh", *command], cwd=folder, env=environ, start_new_session=True
-        )
-        self.slave = slave
-
-    def read(self) -> None:
-        """Take what is there; wait a little if nothing is."""
-        ready, _, _ = select.select([self.master], [], [], 0.02)
-        if ready:
-            data = os.read(self.master, 65536)
-            self.raw += data
-            self.stream.feed(data)
-
-    def text(self) -> str:
-        """The screen, without blank lines."""
-        return "\n".join(line.rstrip() for line in self.screen.display if line.strip())
-
-    def until(self, text: str) -> None:
-        """Read until the screen shows a text."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while text not in self.text():
-            assert time.monotonic() < deadline, f"{text!r} was not shown:\n{self.text()}"
-            assert self.process.poll() is None or text in self.text(), self.text()
-            self.read()
-
-    def press(self, keys: bytes) -> None:
-        """Type something."""
-        os.write(self.master, keys)
-
-    def wait(self) -> int:
-        """Read on until the process has ended, and return its exit code."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, self.text()
-            self.read()
-        for _ in range(3):
-            self.read()
-        return self.process.returncode
-
-    def hang_up(self) -> None:
-        """Close the terminal, as closing its window does."""
-        os.close(self.slave)
-        os.close(self.master)
-        self.slave = self.master = -1
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        if self.master >= 0:
-            self.hang_up()
-
-
-def _root() -> str:
-    import pidurable
-
-    return str(Path(pidurable.__file__).parent.parent)
-
-
-@contextlib.contextmanager
-def terminal(folder: Path, *argv: str) -> Iterator[Terminal]:
-    found = Terminal(folder, *argv)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def test_the_first_ctrl_c_lets_a_running_call_end(command, tmp_path: Path) -> None:
@@ -205,7 +112,7 @@ def test_a_clean_up_that_takes_for_ever_is_left_by_the_second_signal(
     """A tool that swallows its cancellation cannot keep the process; the store opens cleanly."""
     (tmp_path / "deaf.py").write_text(DEAF)
     (tmp_path / "m.yaml").write_text("- calls: [{name: deaf, arguments: {}}]\n- all done\n")
-    environ = {**os.environ, "PYTHONPATH": _root()}
+    environ = {**os.environ, "PYTHONPATH": checkout_root()}
     argv = [sys.executable, "-m", "pidurable.cli", "run", "x", "--script", "m.yaml"]
     with subprocess.Popen(
         [*argv, "-e", "./deaf.py"],
@@ -242,7 +149,7 @@ def test_a_second_signal_on_the_way_out_leaves_with_130_too(tmp_path: Path) -> N
     found = subprocess.run(
         [sys.executable, "late.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": _root()},
+        env={**os.environ, "PYTHONPATH": checkout_root()},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,

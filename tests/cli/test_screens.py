@@ -31,6 +31,7 @@ Snapshot = Callable[[str, str], None]
         ["task", "list"],
         ["task", "abort"],
         ["task", "explain"],
+        ["task", "tree"],
         ["task", "signal"],
         ["task", "retry"],
         ["conversation", "log"],

@@ -62,3 +62,10 @@ def test_no_write_scans_a_table(store: Path, op: Op) -> None:
 def test_every_op_has_a_statement() -> None:
     """The table of writes is complete."""
     assert set(statements.WRITES) == set(Op)
+
+
+def test_counting_live_tasks_visits_no_ended_one(store: Path) -> None:
+    """The header of a watched tree walks the live tasks, however long the history is."""
+    (step,) = plan(store, statements.PEOPLE_READS["live_counts"])
+
+    assert step.startswith("SCAN tasks USING INDEX tasks_live")

@@ -1,0 +1,112 @@
+"""A command on a terminal of its own, and the screen that a person would see."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyte
+
+SECONDS_MAX = 20.0
+"""A test that waits longer than this for something to show has failed."""
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, and the screen that a person would see."""
+
+    def __init__(self, folder: Path, *argv: str, size: tuple[int, int] = (120, 40)) -> None:
+        self.master, slave = pty.openpty()
+        self.screen = pyte.Screen(*size)
+        self.resize(*size)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        # A session leader that opens a terminal gets it as its controlling one.
+        opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("PIDURABLE_")}
+        environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": checkout_root()}
+        command = [sys.executable, "-m", "pidurable.cli", *argv]
+        self.process = subprocess.Popen(
+            ["sh", "-c", opens, "sh", *command], cwd=folder, env=environ, start_new_session=True
+        )
+        self.slave = slave
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size, as dragging its window does."""
+        packed = struct.pack("HHHH", lines, columns, 0, 0)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, packed)
+        self.screen.resize(lines, columns)
+
+    def read(self) -> None:
+        """Take what is there; wait a little if nothing is."""
+        ready, _, _ = select.select([self.master], [], [], 0.02)
+        if ready:
+            data = os.read(self.master, 65536)
+            self.raw += data
+            self.stream.feed(data)
+
+    def text(self) -> str:
+        """The screen, without blank lines."""
+        return "\n".join(line.rstrip() for line in self.screen.display if line.strip())
+
+    def until(self, text: str) -> None:
+        """Read until the screen shows a text."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while text not in self.text():
+            assert time.monotonic() < deadline, f"{text!r} was not shown:\n{self.text()}"
+            assert self.process.poll() is None or text in self.text(), self.text()
+            self.read()
+
+    def press(self, keys: bytes) -> None:
+        """Type something."""
+        os.write(self.master, keys)
+
+    def wait(self) -> int:
+        """Read on until the process has ended, and return its exit code."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text()
+            self.read()
+        for _ in range(3):
+            self.read()
+        return self.process.returncode
+
+    def hang_up(self) -> None:
+        """Close the terminal, as closing its window does."""
+        os.close(self.slave)
+        os.close(self.master)
+        self.slave = self.master = -1
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        if self.master >= 0:
+            self.hang_up()
+
+
+def checkout_root() -> str:
+    """The folder that the package is imported from."""
+    import pidurable
+
+    return str(Path(pidurable.__file__).parent.parent)
+
+
+@contextlib.contextmanager
+def terminal(folder: Path, *argv: str, size: tuple[int, int] = (120, 40)) -> Iterator[Terminal]:
+    """Run a command on a terminal while the block lasts."""
+    found = Terminal(folder, *argv, size=size)
+    try:
+        yield found
+    finally:
+        found.close()
