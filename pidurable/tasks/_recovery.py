@@ -46,11 +46,12 @@ async def recover(runtime: Runtime) -> int:
     changed: dict[int, Node] = {}
     interrupted = _charge(runtime, tasks, changed)
     _look_again(runtime, tasks, changed)
-    _apply_on_restart(view, tasks, changed, session.clock.now_us())
+    forgiven = _apply_on_restart(view, tasks, changed, session.clock.now_us())
     if changed:
 
         def body(tx: Transaction) -> None:
             tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed.values()]
+            tx.writes += [(Op.OUTCOME_DELETE, (id,)) for id in forgiven]
 
         await session.run(session.transaction(), body)
     for task_id, unread in session.storage.live_signals():
@@ -123,13 +124,19 @@ def _look_again(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -
                 changed[node.id] = node
 
 
-def _apply_on_restart(view: View, nodes: list[Node], changed: dict[int, Node], now_us: int) -> None:
+def _apply_on_restart(
+    view: View, nodes: list[Node], changed: dict[int, Node], now_us: int
+) -> list[int]:
     """Block or mark what was created to wait, or to be aborted, when a restart interrupts it.
 
     The nearest owner's value counts, the task's own first; a background task takes none from above.
+
+    Returns:
+        Tasks that were parked and are let go: the error that was kept of them is void.
     """
+    forgiven: list[int] = []
     if not any(isinstance(each, Node) and each.on_restart for each in view.nodes.values()):
-        return
+        return forgiven
     known: dict[int, str | None] = {}
     for node in nodes:
         value = _on_restart(view, node, known)
@@ -141,6 +148,8 @@ def _apply_on_restart(view: View, nodes: list[Node], changed: dict[int, Node], n
             node.tries = 0
             node.ready_us = min(node.ready_us or now_us, now_us)
             if node.blocked is not None:
+                if node.blocked == "faulted":
+                    forgiven.append(node.id)
                 node.blocked = None
                 node.recoveries = 0
         elif node.blocked is None and node.status is not COMPLETING:
@@ -148,6 +157,7 @@ def _apply_on_restart(view: View, nodes: list[Node], changed: dict[int, Node], n
         else:
             continue
         changed[node.id] = node
+    return forgiven
 
 
 def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | None:

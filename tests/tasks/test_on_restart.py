@@ -243,3 +243,22 @@ async def test_an_unknown_value_is_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=r"on_restart.*expected go, wait, abort"):
             await world.create("a", done, on_restart="later", conversation=ROOT)
         assert world.rows() == []
+
+
+async def test_a_restart_aborts_what_was_parked() -> None:
+    """`abort` lifts a parked fault with its stored error, and the abort handler decides anew."""
+
+    class Parking(Actor):
+        name = "test.parking"
+        on_fault = "park"
+
+    async def raises(at: Any, ctx: Any) -> None:
+        raise ValueError("no")
+
+    world = World(Parking)
+    async with world.open():
+        task = await world.create("a", raises, kind=Parking, on_restart="abort")
+        await world.quiet()
+        assert world.row(task).blocked == "faulted"
+    async with world.open():
+        assert (await world.end(task)).status == "aborted"
