@@ -66,9 +66,12 @@ class Pass:
         self._resume()
         self._mark()
         self._finish()
+        if self._runtime.closing:
+            # Accepted before the close began: what it reserved now would count and never start.
+            return
         self._wake()
         self._reserve_aborts()
-        if self._runtime.started and not self._runtime.closing:
+        if self._runtime.started:
             self._reserve_ready()
 
     def adopted(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -638,3 +639,28 @@ async def test_a_failed_owner_aborts_what_it_owns_and_keeps_its_outcome() -> Non
     assert outcome.status == "failed"
     assert world.outcome(child) == "aborted"
     assert "owner abort" not in world.log
+
+
+async def test_a_pass_that_a_close_overtakes_reserves_nothing(mock_clock: Any) -> None:
+    """A pass queued behind a held commit starts no handler that the close has just stopped."""
+    world = World()
+    world.aborts["a"] = forever
+    async with trio.open_nursery() as nursery, world.open():
+        task = await world.create("a", forever)
+        await world.create("timed", forever, deadline=at_seconds(world, 5))
+        await world.abort(task)
+        await world.quiet()
+        assert world.row(task).invocations == 2
+        world.blocking.hold()
+        nursery.start_soon(world.signal, task)
+        await world.quiet()
+        # The deadline lets a pass queue behind the commit that is inside the storage.
+        mock_clock.jump(6)
+        await world.quiet()
+        nursery.start_soon(self_release, world)
+    row = world.row(task)
+    assert (world.status(task), row.invocations, row.recoveries) == ("pending", 2, 0)
+
+
+def at_seconds(world: World, seconds: float) -> datetime:
+    return datetime.fromtimestamp(world.clock.now_us() / 1e6 + seconds, UTC)
