@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from worlds import Actor, Next, Start, World, child_of, done, forever, parent_of
+from worlds import ROOT, Actor, Next, Start, World, child_of, done, forever, parent_of
 
 from pidurable.errors import (
     InvalidArgumentError,
@@ -505,3 +505,26 @@ async def test_a_signal_sent_again_after_it_was_received_is_stored_no_second_tim
         await world.end(task)
     assert [line for line in world.log if line in ("pay", "other")] == ["pay", "other"]
     assert not world.base.reopen()._data.signals
+
+
+async def test_a_signal_of_the_creating_commit_goes_with_its_task() -> None:
+    """A signal stored in the commit that creates its task wakes it, and is dropped at its end."""
+    world = World()
+    async with world.open() as rt:
+        world.scripts["a"] = waits_for_a_signal
+
+        def body(tx: Any) -> int:
+            task: int = tx.create_task(Actor, "a", conversation=ROOT)
+            tx.signal(task, "go")
+            return task
+
+        task = await rt.commit(body)
+        assert (await world.end(task)).result == "signal"
+        assert rt.session.storage.signals(task) == []
+
+
+async def waits_for_a_signal(at: Any, ctx: Any) -> None:
+    if isinstance(at, Start):
+        await ctx.wait(then=Next(1), signals=True)
+    else:
+        await ctx.complete(ctx.woken_by)
