@@ -77,8 +77,12 @@ class Pass:
     def adopted(self) -> None:
         """The commit is durable: keep what was found and did not fit."""
         self._index.expanded.clear()
+        suspects = self._scheduler.suspects
         if self._trial is not None:
-            self._scheduler.suspects.begin(self._trial)
+            suspects.begin(self._trial)
+        elif suspects.on_trial is None:
+            # What was let go for a trial may have been settled, blocked or held back instead.
+            suspects.let_next()
         self._index.to_mark.extend(self._found)
         self._index.marks.extend(self._expanding)
 

@@ -43,6 +43,7 @@ class Runner:
         assert self.nursery is not None
         task_id = invocation.task_id
         if not self._may_run(invocation):
+            self._runtime.scheduler.suspects.not_started(task_id)
             self._free_slot(task_id, invocation.kind)
             return
         self.invocations[task_id] = invocation

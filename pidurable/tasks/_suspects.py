@@ -41,6 +41,8 @@ class Suspects:
         self.on_trial: int | None = None
         self._waiting: dict[str, deque[int]] = {}
         self._since: float = 0.0
+        self._started = False
+        """Whether the code of what is on trial has begun."""
         self._begun = trio.Event()
 
     def suspect(self, node: Node) -> bool:
@@ -61,6 +63,7 @@ class Suspects:
     def begin(self, task_id: int) -> None:
         """A suspect was reserved: it is on trial."""
         self.on_trial = task_id
+        self._started = False
         self._since = trio.current_time()
         self._begun.set()
 
@@ -69,17 +72,26 @@ class Suspects:
         if self.on_trial is None:
             return
         node = self._runtime.published.task(self.on_trial)
-        if (
-            node is None
-            or not node.live
-            or self.on_trial not in self._runtime.invocations
-            or not self.suspect(node)
-        ):
+        runs = self.on_trial in self._runtime.invocations
+        # Between its reservation and its start something may be said of what is below it.
+        self._started = self._started or runs
+        returned = self._started and not runs
+        if node is None or not node.live or returned or not self.suspect(node):
+            self._end()
+
+    def not_started(self, task_id: int) -> None:
+        """A mark, or the close, came before a suspect that was reserved could start."""
+        if task_id == self.on_trial:
             self._end()
 
     def _end(self) -> None:
-        """The trial is over: let the first of each kind compete for the next."""
+        """The trial is over."""
         self.on_trial = None
+        self.let_next()
+        self._runtime.scheduler.kick()
+
+    def let_next(self) -> None:
+        """Let the first of each kind compete for the next trial."""
         index = self._runtime.index
         for kind in list(self._waiting):
             ids = self._waiting[kind]
@@ -90,7 +102,6 @@ class Suspects:
                     break
             if not ids:
                 del self._waiting[kind]
-        self._runtime.scheduler.kick()
 
     async def serve(self) -> None:
         """End each trial that lasts long: whoever lives for a minute does not kill at its start."""

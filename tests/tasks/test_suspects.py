@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
 from recount import check_at_rest
-from worlds import Next, World, done, forever
+from worlds import Harmless, Next, Other, Start, World, child_of, done, forever
 
 from pidurable.records._limits import SUSPECT_SECONDS
+from pidurable.testing import Fault
 
 
 async def let_pass(world: World, clock: Any, seconds: float) -> None:
@@ -24,10 +26,10 @@ async def crash_times(world: World, times: int) -> None:
             await world.quiet()
 
 
-async def suspects(world: World, names: str = "abc") -> list[int]:
+async def suspects(world: World, names: str = "abc", **scripts: Any) -> list[int]:
     """Tasks that were running in three deaths of the process."""
     async with world.crashing():
-        ids = [await world.create(name, forever) for name in names]
+        ids = [await world.create(name, scripts.get(name, forever)) for name in names]
         await world.quiet()
     await crash_times(world, 2)
     world.log.clear()
@@ -129,3 +131,60 @@ async def test_a_small_limit_blocks_sooner() -> None:
         await world.quiet()
     async with world.open(start=False):
         assert world.row(task).blocked == "crash_loop"
+
+
+async def test_an_end_below_a_suspect_that_is_about_to_start_starts_no_other() -> None:
+    """Between its reservation and its start a suspect is on trial, whatever ends below it."""
+    world = World()
+    over, go = trio.Event(), trio.Event()
+
+    async def child(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), signals=True)
+            return
+        await go.wait()
+        await ctx.complete("done")
+
+    async def owner(at: Any, ctx: Any) -> None:
+        await ctx.create_task(Other, "child", key="child")
+        await trio.sleep_forever()
+
+    async def ends(at: Any, ctx: Any) -> None:
+        await over.wait()
+        await ctx.complete("done")
+
+    world.scripts.update(child=child)
+    _, second, _ = await suspects(world, b=owner)
+    world.scripts.update(a=ends)
+    async with world.open():
+        await world.signal(child_of(world, second, "child"))
+        await world.quiet()
+        assert "child next 1" in world.log
+        # The end of the first lets a pass reserve the second, which is held inside the storage.
+        world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
+        over.set()
+        await world.quiet()
+        go.set()
+        await world.quiet()
+        world.blocking.release()
+        await world.quiet()
+        assert world.log[-1] == "b start"
+        assert "c start" not in world.log
+
+
+async def test_a_suspect_that_is_settled_without_a_trial_makes_room_for_the_next() -> None:
+    """One that is settled without running any code does not keep the others of its kind waiting."""
+    world = World()
+    async with world.crashing():
+        ids = [await world.create(name, forever) for name in "a"]
+        ids += [await world.create(name, forever, kind=Harmless) for name in "bcd"]
+        await world.quiet()
+    await crash_times(world, 2)
+    async with world.open():
+        await world.quiet()
+        for id in ids[1:]:
+            await world.abort(id)
+        await world.quiet()
+        await world.abort(ids[0])
+        await world.quiet()
+    assert [world.outcome(id) for id in ids] == ["aborted"] * 4
