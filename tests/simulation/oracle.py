@@ -4,12 +4,15 @@ The model is told every commit as plain data and refuses a transition that the d
 allow (`Refused` names the rule). At rest it computes alone what must be: `due` lists whatever
 should have been marked, woken, ended, blocked or started and was not. A commit is a dict::
 
-    seq, now, by            by: "host", "scheduler", "open", "close", or the id of a task
+    seq, now, alive         alive: a clock that is never stepped
+    by                      "host", "scheduler", "open", "close", or the id of a task
     definitions             kind -> {object, version, migrate, undo, tries, park}
     conversations           id -> owning task or None, of those made in this commit
     tasks                   id -> the whole task as it is after the commit (FIELDS)
     requests                id -> reason, of the aborts asked for in this commit
+    published               the last commit that everybody could see when it was made
     renewed                 ids that retry_task or resume_task was asked for
+    raised                  id -> "nothing", "raise" or "oserror", of handlers that left so
     signals, received       (id, task, key) of those stored; ids of those read
 
 A task is a dict that is never changed once it is in the model, so that `snapshot` is a few shallow
@@ -36,8 +39,15 @@ EDGES = {
     "completing": ("completing", "terminal"),
     "terminal": ("terminal",),
 }
+CODE_REASONS = (
+    "missing_definition",
+    "definition_too_old",
+    "migration_failed",
+    "checkpoint_unreadable",
+)
 SUSPECT_AFTER = 3
 SUSPECT_US = 60_000_000
+LATE_US = 5
 
 TaskDict = dict[str, Any]
 
@@ -77,8 +87,12 @@ class Oracle:
         self.keys: frozenset[tuple[int, str]] = frozenset()
         self.books: dict[int, dict[str, Any]] = {}
         """What the model notes for itself: invocation, object, deciders, since."""
+        self.since: dict[int, int] = {}
+        """When a task ended, and when a signal was stored, as a commit's number."""
         self.last_id = self.last_seq = 0
         self.started = False
+        self.alive_us = 0
+        """A clock that nobody steps: for how long a suspect has been alive."""
         self.definitions: dict[str, dict[str, Any]] = {}
         self.held: dict[int, tuple[int, ...]] = {}
         """What invocations wait for in memory, as the driver says."""
@@ -93,12 +107,14 @@ class Oracle:
             dict(self.books),
             self.last_id,
             self.last_seq,
+            dict(self.since),
         )
 
     def restore(self, kept: tuple[Any, ...]) -> None:
         self.tasks, self.conversations, self.signals = (dict(each) for each in kept[:3])
         # Ids may be given again after a loss: nobody saw them.
-        self.keys, self.books, self.last_id, self.last_seq = kept[3], dict(kept[4]), *kept[5:]
+        self.keys, self.books, self.last_id, self.last_seq = kept[3], dict(kept[4]), *kept[5:7]
+        self.since = dict(kept[7])
 
     # --- the tree ------------------------------------------------------------------------
 
@@ -120,24 +136,47 @@ class Oracle:
         """Whether a live owner above has the intent to cancel."""
         return any(intends(self.tasks[each]) for each in self.above(id))
 
-    def working(self) -> Counter[int]:
-        """By task: how many live ordinary tasks are below."""
+    def working(self, published: int | None = None) -> Counter[int]:
+        """By task: how many live ordinary tasks are below; as published, if that is given."""
         count: Counter[int] = Counter()
         for id, task in self.tasks.items():
-            if live(task):
+            if live(task) or (published is not None and self.since.get(id, 0) > published):
                 count.update(self.above(id))
         return count
 
-    def policy_of_restart(self, id: int) -> str:
-        for each in (id, *self.above(id)):
-            if self.tasks[each]["on_restart"] is not None:
-                return str(self.tasks[each]["on_restart"])
-        return "go"
+    def policies_of_restart(self, id: int) -> set[str]:
+        """What a restart may do to a task: the nearest owner's `on_restart`, its own first.
 
-    def cycle(self, waiter: int, on: tuple[int, ...], *, marked_too: bool) -> bool:
+        Ended owners are transparent. Of an ended background task, which stays a boundary, the
+        design does not say it: both are right.
+        """
+        found: set[str] = set()
+        for each in (id, *self.above(id)):
+            task = self.tasks[each]
+            if task["on_restart"] is not None and (live(task) or task["background"]):
+                found.add(task["on_restart"])
+                if live(task):
+                    return found
+        return found | {"go"}
+
+    def halted(self, id: int) -> bool:
+        """Whether a restart interrupted an owner above, and nothing nearer says otherwise."""
+        shields = self.tasks[id]["on_restart"] in ("go", "abort")
+        for each in self.above(id):
+            if shields:
+                return False
+            owner = self.tasks[each]
+            if owner["blocked"] == "interrupted":
+                return True
+            shields = live(owner) and owner["on_restart"] in ("go", "abort")
+        return False
+
+    def cycle(
+        self, waiter: int, on: tuple[int, ...], *, marked_too: bool, owned: bool = True
+    ) -> bool:
         """Whether a wait could never end: a plain search from what it waits for."""
         below: dict[int, list[int]] = {}
-        for id, task in self.tasks.items():
+        for id, task in self.tasks.items() if owned else ():
             if live(task):
                 for each in self.above(id):
                     below.setdefault(each, []).append(id)
@@ -160,6 +199,7 @@ class Oracle:
 
     def commit(self, commit: dict[str, Any]) -> None:
         """Apply a commit, or refuse it."""
+        self.alive_us = commit["alive"]
         self._must(commit["seq"] > self.last_seq, "seq goes up", "seq", self.last_seq, commit)
         self.last_seq, self.definitions = commit["seq"], commit["definitions"]
         before = self.tasks
@@ -168,6 +208,9 @@ class Oracle:
         self._new_ids(commit, before)
         self.conversations = {**self.conversations, **commit["conversations"]}
         self.books = dict(self.books)
+        ended = [id for id, task in changed.items() if id in before and not live(task)]
+        arrived = [id for id, _, _ in commit["signals"]]
+        self.since = {**self.since, **dict.fromkeys([*ended, *arrived], commit["seq"])}
         working = self.working()
         self._author(commit, before)
         self._signals(commit, before)
@@ -181,7 +224,7 @@ class Oracle:
             self._blocked(commit, id, old, task)
             self._step(commit, id, old, task, working)
         self._deciders()
-        self._slots(changed, before, working)
+        self._slots(commit, changed, before)
 
     def _must(self, holds: Any, rule: str, path: Any, expected: Any, found: Any) -> None:
         if not holds:
@@ -218,7 +261,7 @@ class Oracle:
         self._must(task["mark"] is None or self.cancelled(id), "no mark at birth", id, None, task)
         self._must(task["kind"] in commit["definitions"], "known kind", id, "installed", task)
         self._must(task["conversation"] in self.conversations, "a conversation", id, True, task)
-        self.books[id] = {"invocation": None, "object": None}
+        self.books[id] = {"invocation": None, "object": None, "definition": None}
         if task["owner"] is None:
             return
         owner = self.tasks[task["owner"]]
@@ -241,9 +284,10 @@ class Oracle:
             self._must(old[name] == task[name], "never changes", (id, name), old[name], task[name])
         mine = commit["by"] == id
         reserved = task["invocations"] == old["invocations"] + 1
+        fresh = task["status"] == "running" and old["status"] != "running"
         self._must(
-            reserved == (task["status"] == "running" and old["status"] != "running")
-            and (reserved or task["invocations"] == old["invocations"]),
+            (reserved or task["invocations"] == old["invocations"])
+            and (task["status"] == "running" if reserved else not fresh),
             "an invocation is a reservation",
             id,
             old["invocations"],
@@ -263,6 +307,7 @@ class Oracle:
             )
         if task["recoveries"] < old["recoveries"]:
             gives = mine or commit["by"] == "close" or id in commit["renewed"] or task["mark"]
+            gives = gives or not live(task) or (old["blocked"] and not task["blocked"])
             self._must(
                 gives and task["recoveries"] == 0,
                 "charges are kept",
@@ -301,7 +346,7 @@ class Oracle:
             return
         if task["mark"] == "join" and self._joined(id):
             return
-        restarted = commit["by"] == "open" and self.policy_of_restart(id) == "abort"
+        restarted = commit["by"] == "open" and "abort" in self.policies_of_restart(id)
         self._must(restarted, "a mark has a cause", id, None, task["mark"])
 
     def _joined(self, id: int) -> bool:
@@ -339,27 +384,37 @@ class Oracle:
                 self.reasons(id, old, commit),
                 task["blocked"],
             )
-            self.books[id] = {**self.books[id], "object": self._object(task["kind"])}
+            self.books[id] = {
+                **self.books[id],
+                "object": self._object(task["kind"]),
+                "under": self.halted(id),
+            }
             return
-        looked = id in commit["renewed"] or task["mark"] is not None or not live(task)
+        marked = task["mark"] is not None and old["mark"] is None
+        looked = marked or id in (*commit["renewed"], *commit["requests"]) or not live(task)
         changed = self.books[id]["object"] != self._object(task["kind"])
-        changed = changed and old["blocked"] != "interrupted"
+        # A new process has new code.
+        changed = changed or (commit["by"] == "open" and old["blocked"] in CODE_REASONS)
+        if old["blocked"] == "interrupted":
+            changed = self.books[id]["under"] and not self.halted(id)
         self._must(looked or changed, "blocked until looked at", id, old["blocked"], None)
 
     def reasons(self, id: int, task: TaskDict, commit: dict[str, Any] | None) -> list[str]:
         """Every reason for which a task may be blocked now."""
         found = [self.unusable(task)] if self.unusable(task) else []
-        definition = self.definitions.get(task["kind"])
         if commit is None:
             return found
-        if commit["by"] == "open":
-            if self.policy_of_restart(id) == "wait":
-                found.append("interrupted")
-            if task["status"] == "running" and task["recoveries"] + 1 >= self.recoveries_max:
-                found.append("crash_loop")
-        if commit["by"] == id and definition and definition["park"]:
+        if commit["by"] == "open" and "wait" in self.policies_of_restart(id):
+            found.append("interrupted")
+        if commit["by"] in ("open", "scheduler") and self.looping(id, commit["tasks"][id]):
+            found.append("crash_loop")
+        if commit["by"] == id and self.books[id]["definition"]["park"]:
             found.append("faulted")
         return found
+
+    def looping(self, id: int, task: TaskDict) -> bool:
+        """Whether a task is blamed for the deaths that it was charged with."""
+        return task["recoveries"] >= self.recoveries_max and not self.books[id].get("others")
 
     def unusable(self, task: TaskDict) -> str | None:
         """Why the installed definition cannot take a task."""
@@ -383,9 +438,14 @@ class Oracle:
     ) -> None:
         was, now = old["status"], task["status"]
         self._must(now in EDGES[was], "an edge of the table", id, EDGES[was], now)
-        if (was, now) == ("running", "running") or was == "terminal":
+        again = task["invocations"] > old["invocations"]
+        if was == "terminal" or (was == now and not again):
             self._must(was != "terminal" or old == task, "a receipt stays", id, old, task)
             return
+        if was == now == "running":
+            # The phase was stopped by a mark, and its abort handler follows at once.
+            stopped = task["mark"] is not None and self.books[id]["invocation"] == "phase"
+            self._must(stopped, "one invocation at a time", id, "running", "reserved again")
         if was == "waiting" and now in ("pending", "running") and task["mark"] is None:
             self._wake(commit, id, old, task)
         if now == "running":
@@ -399,16 +459,26 @@ class Oracle:
 
     def _wake(self, commit: dict[str, Any], id: int, old: TaskDict, task: TaskDict) -> None:
         self._must(not self.cancelled(id), "no waking below an intent", id, "waiting", task)
+        self._must(old["blocked"] is None, "blocked wakes for nothing", id, "waiting", task)
         cause = self.wakes(id, old, commit["now"])
         self._must(cause is not None, "a wait ends when it may", id, old["wait"], task["status"])
-        self._must(task["woken_by"] == cause, "woken by", id, cause, task["woken_by"])
+        seen = self.wakes(id, old, commit["now"], commit["published"])
+        self._must(task["woken_by"] in (cause, seen), "woken by", id, (cause, seen), task)
 
-    def wakes(self, id: int, task: TaskDict, now: int) -> str | None:
-        """What ends a wait, the first in the given order; None if nothing is there yet."""
+    def wakes(self, id: int, task: TaskDict, now: int, published: int | None = None) -> str | None:
+        """What ends a wait, the first in the given order; None if nothing is there yet.
+
+        With `published` what came after that commit does not count.
+        """
         wait = task["wait"]
-        if wait["on"] is not None and not any(live(self.tasks[each]) for each in wait["on"]):
+
+        def there(each: int) -> bool:
+            return published is None or self.since.get(each, 0) <= published
+
+        on, unread = wait["on"], self.signals.get(id, ())
+        if on is not None and all(not live(self.tasks[each]) and there(each) for each in on):
             return "tasks"
-        if wait["signals"] and self.signals.get(id):
+        if wait["signals"] and any(there(each) for each in unread):
             return "signal"
         if wait["deadline"] is not None and wait["deadline"] <= now:
             return "deadline"
@@ -438,25 +508,31 @@ class Oracle:
         if kind == "phase":
             self._must(self.started, "nothing before start", id, "pending", "running")
             self._must(not self.cancelled(id), "no start below an intent", id, "pending", task)
+            self._must(not self.halted(id), "no start below an interruption", id, "pending", task)
         else:
             self._must(not working[id], "handlers run bottom-up", id, 0, working[id])
             undoes = self.definitions[task["kind"]]["undo"] and task["invocations"] > 1
             self._must(undoes, "settled without an invocation", id, "aborted", "running")
-        if kind == "phase" and task["recoveries"] >= SUSPECT_AFTER:
-            other = self.suspect_running(commit["now"], id)
+        self._must(not self.looping(id, task), "a crash loop ends", id, "blocked", task)
+        if task["recoveries"] >= SUSPECT_AFTER:
+            other = self.suspect_running(id)
             self._must(other is None, "suspects one at a time", id, other, task["recoveries"])
         self.books[id] = {
             **self.books[id],
             "invocation": kind,
-            "since": commit["now"],
+            "since": commit["alive"],
             "object": self._object(task["kind"]),
+            "definition": self.definitions[task["kind"]],
         }
 
-    def suspect_running(self, now: int, but: int) -> int | None:
+    def suspect_running(self, but: int) -> int | None:
         for id, task in self.tasks.items():
-            if task["status"] != "running" or task["mark"] is not None or id == but:
+            stopped = task["mark"] is not None and self.books[id]["invocation"] == "phase"
+            if task["status"] != "running" or stopped or id == but:
                 continue
-            young = now - self.books[id]["since"] < SUSPECT_US
+            # One that is reserved by this very commit has no moment yet.
+            since = self.books[id].get("since", self.alive_us)
+            young = self.alive_us - since < SUSPECT_US
             if young and task["recoveries"] >= SUSPECT_AFTER:
                 return id
         return None
@@ -471,7 +547,7 @@ class Oracle:
             free = wait["on"] is None and not wait["signals"]
             self._must(free, "an abort handler waits on nothing", id, None, wait)
         if wait["policy"] != "all_settled":
-            foreign = [each for each in wait["on"] if id not in self.above(each)]
+            foreign = [each for each in wait["on"] or () if id not in self.above(each)]
             self._must(not foreign, "a deciding join is over its own", id, [], foreign)
         if endless(wait):
             # What is marked leaves its wait, so only a cycle without such waits can never end.
@@ -484,35 +560,18 @@ class Oracle:
         if by == "open":
             charged = task["recoveries"] == old["recoveries"] + 1 or bool(task["mark"])
             self._must(charged, "a death is charged", id, old["recoveries"] + 1, task)
-            only = self.lone_suspect(id)
-            spent = task["recoveries"] >= self.recoveries_max and task["mark"] is None
-            if spent and only:
-                self._must(task["blocked"], "a crash loop blocks", id, "crash_loop", task)
-            if not only:
-                self._must(
-                    task["blocked"] != "crash_loop",
-                    "no neighbour is blamed",
-                    id,
-                    None,
-                    task["blocked"],
-                )
             return
         self._must(task["recoveries"] <= old["recoveries"], "uncharged", id, old, task)
-        if by == "close" or task["mark"] is not None or task["blocked"] is not None:
-            return
-        definition = self.definitions.get(task["kind"])
+        raised, definition = commit["raised"].get(id), self.books[id]["definition"]
+        retries = raised == "oserror" and old["tries"] + 1 < definition["tries"]
         if task["tries"] > old["tries"]:
-            most = definition["tries"] if definition else 0
-            self._must(task["tries"] <= most, "as many tries as given", id, most, task["tries"])
-            return
-        replaced = self._object(task["kind"]) != self.books[id]["object"]
-        ends = self.cancelled(id)
-        self._must(replaced or ends, "a handover has a successor", id, "running", "pending")
-
-    def lone_suspect(self, id: int) -> bool:
-        """Whether no other suspect was running when the process died."""
-        others = self.books[id].get("others")
-        return not others
+            self._must(retries, "a retry follows a raise", id, definition, task["tries"])
+        elif task["blocked"] == "faulted":
+            self._must(raised and not retries, "parked by a fault", id, raised, "parked")
+        elif by != "close" and task["mark"] is None and task["blocked"] is None:
+            replaced = self._object(task["kind"]) != self.books[id]["object"]
+            left = replaced or self.cancelled(id)
+            self._must(left, "a handover has a successor", id, "running", "pending")
 
     def _end(
         self, commit: dict[str, Any], id: int, old: TaskDict, task: TaskDict, working: Counter[int]
@@ -532,18 +591,28 @@ class Oracle:
             if task["outcome"] == "aborted":
                 handler = self.books[id]["invocation"] == "abort"
                 self._must(handler, "only a handler ends aborted", id, "abort", "phase")
+            if task["outcome"] == "faulted":
+                self._fault(commit, id, old)
             return
         self._must(task["mark"] is not None, "others end only what is marked", id, "mark", task)
-        self._must(old["status"] != "running", "a running handler ends itself", id, id, commit)
+        ended = old["status"] != "running" or self.books[id]["invocation"] == "phase"
+        self._must(ended, "a running handler ends itself", id, id, commit)
         self._must(task["status"] == "terminal", "settled after what is below", id, 0, working[id])
         definition = self.definitions.get(task["kind"])
-        if self.unusable(task) is not None and old["invocations"]:
-            right = ("orphaned",)
-        elif not old["invocations"] or (definition and not definition["undo"]):
-            right = ("aborted",)
-        else:
-            right = ()
+        right = set()
+        if not old["invocations"] or (definition and not definition["undo"]):
+            right.add("aborted")
+        if old["invocations"] and self.unusable(task) is not None:
+            right.add("orphaned")
         self._must(task["outcome"] in right, "settled by the scheduler", id, right, task)
+
+    def _fault(self, commit: dict[str, Any], id: int, old: TaskDict) -> None:
+        """Only what left the handler faults a task, and only where nothing milder follows."""
+        raised, definition = commit["raised"].get(id), self.books[id]["definition"]
+        self._must(raised, "a fault has a cause", id, "an error", raised)
+        retries = raised == "oserror" and old["tries"] + 1 < definition["tries"]
+        self._must(not retries, "tried again while there are tries", id, definition["tries"], old)
+        self._must(not definition["park"], "a fault is parked", id, "blocked", "faulted")
 
     # --- limits, signals -------------------------------------------------------------------
 
@@ -557,8 +626,13 @@ class Oracle:
         return held
 
     def _slots(
-        self, changed: dict[int, TaskDict], before: dict[int, TaskDict], working: Counter[int]
+        self, commit: dict[str, Any], changed: dict[int, TaskDict], before: dict[int, TaskDict]
     ) -> None:
+        """What was reserved had a slot, by what was published when the commit was made.
+
+        Work that ends at the same time gives its owner the slot back, which may exceed the limit.
+        """
+        working = self.working(commit["published"])
         held = self.slots(working)
         for id, task in changed.items():
             fresh = id in before and before[id]["status"] != "running"
@@ -569,13 +643,14 @@ class Oracle:
                 ):
                     free = most is None or held[name] <= most
                     self._must(free, "within the limit", (id, name), most, held[name])
+        held = self.slots(self.working())
         if any(n > self.limits.get(k, self.running_max) for k, n in held.items()):
             self.rare["lent slot exceeding a limit"] += 1
 
     def _signals(self, commit: dict[str, Any], before: dict[int, TaskDict]) -> None:
         self.signals = dict(self.signals)
         for id, task, key in commit["signals"]:
-            there = task in before and live(before[task])
+            there = live(before.get(task) or self.tasks[task])
             self._must(there, "signals are for live tasks", id, "live", task)
             self._must(
                 key is None or (task, key) not in self.keys, "one signal a key", id, "once", key
@@ -600,19 +675,35 @@ class Oracle:
         suspects = {
             id
             for id, task in self.tasks.items()
-            if task["status"] == "running" and task["recoveries"] + 1 >= SUSPECT_AFTER
+            if task["status"] == "running" and task["recoveries"] >= SUSPECT_AFTER
         }
+        # Code that comes with a new process is nothing new to a task that is blocked otherwise.
         self.books = {
-            id: {**book, "invocation": None, "others": suspects - {id}}
+            id: {
+                **book,
+                "invocation": None,
+                "object": self._object(self.tasks[id]["kind"]),
+                "others": suspects - {id}
+                if self.tasks[id]["status"] == "running"
+                else book.get("others"),
+            }
             for id, book in self.books.items()
         }
         self.held.clear()
         self.started = False
 
     def opened(self) -> None:
-        """The store is open again: no survivor may still be running."""
+        """The store is open again: no survivor runs, and `on_restart` was obeyed."""
         for id, task in self.tasks.items():
+            if not live(task):
+                continue
             self._must(task["status"] != "running", "opening recovers", id, "pending", "running")
+            policies = self.policies_of_restart(id)
+            aborted = policies != {"abort"} or task["mark"] is not None
+            self._must(aborted, "a restart aborts", id, "a mark", task)
+            free = task["mark"] is None and task["status"] != "completing"
+            halted = policies != {"wait"} or not free or task["blocked"] is not None
+            self._must(halted, "a restart interrupts", id, "interrupted", task)
 
     def entered(self, id: int, handler: str, tag: str, object: int) -> None:
         """A handler's body begins, with what is durable as its ground."""
@@ -636,8 +727,10 @@ class Oracle:
 
     # --- at rest -----------------------------------------------------------------------------
 
-    def due(self, now: int, invocations: dict[int, str]) -> list[str]:
+    def due(self, now: int, alive: int, invocations: dict[int, str]) -> list[str]:
         """What should have happened by now and has not; empty when all agrees."""
+        # A sleep may end a little later than asked, never earlier.
+        now, self.alive_us = now - LATE_US, alive
         working, found = self.working(), []
         held = self.slots(working)
         for id, task in self.tasks.items():
@@ -647,8 +740,10 @@ class Oracle:
                 id, task, now, working, held
             )
             if missing:
-                found.append(f"{id} ({task['status']}): {missing}")
+                found.append(f"{id} ({task['status']}): {missing}; {task}")
             runs = self.books[id]["invocation"] if task["status"] == "running" else None
+            if task["mark"] is not None and runs == "phase":
+                runs = None  # It was stopped; the record says so when its handler is reserved.
             if runs != invocations.get(id):
                 found.append(f"{id}: invocation expected {runs}, found {invocations.get(id)}")
         gone = [id for id in invocations if not live(self.tasks[id])]
@@ -677,17 +772,21 @@ class Oracle:
         if status == "completing":
             return "not terminal with nothing below" if quiet else None
         if task["blocked"] == "interrupted" and task["mark"] is None:
-            return None
-        if status == "running":
-            late = task["mark"] is not None and self.books[id]["invocation"] == "phase"
-            return "its phase goes on after the mark" if late else None
+            freed = self.books[id]["under"] and not self.halted(id)
+            return "still interrupted, though what is above was resumed" if freed else None
+        tried = task["recoveries"] >= SUSPECT_AFTER and self.suspect_running(id) is not None
         if task["mark"] is not None:
-            ready = quiet and task["ready_at"] <= now
+            if task["blocked"] is not None:
+                return self._still_blocked(id, task)
+            runs = status == "running" and self.books[id]["invocation"] == "abort"
+            ready = quiet and task["ready_at"] <= now and not runs and not tried
             return "no abort handler with nothing below" if ready else None
+        if status == "running":
+            return None
         if status == "waiting":
-            cause = self.wakes(id, task, now)
+            cause = None if self.halted(id) else self.wakes(id, task, now)
             return f"not woken by {cause}" if cause else None
-        if task["ready_at"] > now or not self.started:
+        if task["ready_at"] > now or not self.started or self.halted(id):
             return None
         return self._must_start(id, task, now, working, held)
 
@@ -696,18 +795,21 @@ class Oracle:
     ) -> str | None:
         reason = self.unusable(task)
         if task["blocked"] is not None:
-            stale = self.books[id]["object"] != self._object(task["kind"])
-            wrong = stale and reason != task["blocked"]
-            return f"still blocked with {task['blocked']}, now {reason}" if wrong else None
+            return self._still_blocked(id, task)
         full = held[""] >= self.running_max
         full = full or held[task["kind"]] >= self.limits.get(task["kind"], self.running_max)
         if full:
             return None
         if reason is not None:
             return f"not blocked with {reason}"
-        suspect = task["recoveries"] >= SUSPECT_AFTER
-        waits = suspect and self.suspect_running(now, id) is not None
-        return None if waits else "not started, and nothing stands in its way"
+        tried = task["recoveries"] >= SUSPECT_AFTER and self.suspect_running(id) is not None
+        return None if tried else "not started, and nothing stands in its way"
+
+    def _still_blocked(self, id: int, task: TaskDict) -> str | None:
+        reason = self.unusable(task)
+        stale = self._object(task["kind"]) not in (None, self.books[id]["object"])
+        wrong = stale and reason != task["blocked"]
+        return f"still blocked with {task['blocked']}, now {reason}" if wrong else None
 
 
 def endless(wait: dict[str, Any]) -> bool:

@@ -43,7 +43,7 @@ class History:
         self.model = Oracle(limits or {}, running_max)
         self.model.started = True
         self.definitions: dict[str, Any] = {"k": KIND}
-        self.now = 0
+        self.now = 1000
         self.seq = 0
         self.tell("host", conversations={ROOT: None})
 
@@ -53,9 +53,23 @@ class History:
             id: {**self.model.tasks.get(id, FRESH), **given} for id, given in (tasks or {}).items()
         }
         empty: dict[str, Any] = {"conversations": {}, "requests": {}, "renewed": ()}
-        empty |= {"signals": [], "received": [], "definitions": self.definitions}
+        empty |= {
+            "signals": [],
+            "received": [],
+            "raised": {},
+            "published": self.seq - 1,
+            "definitions": self.definitions,
+        }
         self.model.commit(
-            {**empty, "seq": self.seq, "now": self.now, "by": by, "tasks": full, **more}
+            {
+                **empty,
+                "seq": self.seq,
+                "now": self.now,
+                "alive": self.now,
+                "by": by,
+                "tasks": full,
+                **more,
+            }
         )
 
     def make(self, id: int, by: Any = "host", **given: Any) -> None:
@@ -85,7 +99,8 @@ class History:
     def due(self) -> list[str]:
         model = self.model
         running = [id for id, task in model.tasks.items() if task["status"] == "running"]
-        return model.due(self.now, {id: model.books[id]["invocation"] for id in running})
+        found = model.due(self.now, self.now, {id: model.books[id]["invocation"] for id in running})
+        return [each.partition(";")[0] for each in found]
 
 
 @pytest.fixture
@@ -228,7 +243,7 @@ def idle_handover(h: History) -> None:
 
 
 def too_early(h: History) -> None:
-    h.make(2, ready_at=5)
+    h.make(2, ready_at=5000)
     h.run(2)
 
 
