@@ -75,5 +75,5 @@ async def main(*plans: Plan) -> None:
 
 
 if __name__ == "__main__":
-    race, strict = Plan("first_success", [60, -0.01, 0.1]), Plan("fail_fast", [0.001, 60, -0.1])
+    race, strict = Plan("first_success", [60, -0.01, 0.3]), Plan("fail_fast", [0.001, 60, -0.3])
     trio.run(main, Plan("all_settled", [0.0] * 999 + [-0.001]), race, strict)
