@@ -27,6 +27,7 @@ from pidurable.errors import DefinitionError, InvalidArgumentError, show
 from pidurable.tasks._hooks import Question as Question, questions_of
 from pidurable.tasks._parameters import (
     Parameters,
+    check_count,
     check_parameters,
     checkpoint_members,
     checkpoint_tags,
@@ -38,10 +39,12 @@ from pidurable.tasks._phase import (
     bind_phases,
     check_handler,
     describe,
+    parameters_text,
     phase as phase,
     phase_method,
 )
 from pidurable.tasks._retry import Retry as Retry, backoff as backoff
+from pidurable.tasks._slips import check_initial_types, refuse_slips
 
 if TYPE_CHECKING:
     from pidurable.tasks._context import TaskContext
@@ -100,7 +103,8 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
 
     Each member of the checkpoint union is a frozen class of its own, and has one method marked with
     `@phase`. An instance is installed in a registry and runs many tasks at once, also after a
-    restart: keep clients in it, never the state of a task, which belongs into checkpoints.
+    restart: keep clients in it, never the state of a task, which belongs into checkpoints. A
+    checkpoint may hold lists and dicts; what counts is what was in them when it was committed.
 
     Raises:
         DefinitionError: The class is not well formed; raised by the class statement itself.
@@ -142,6 +146,14 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
         `ctx.end_aborted(...)`, `ctx.complete(...)` or `ctx.fail(...)`. If there is nothing to undo,
         write `abort = nothing_to_undo` instead.
         """
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: Any) -> Any:
+            """Count the parameters in words that help; typing's own name no remedy."""
+            if cls is Task:
+                check_count(parameters)
+            return super().__class_getitem__(parameters)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -232,7 +244,13 @@ def _build_info(cls: type[Task[Any, Any, Any]], given: Parameters | None) -> Def
     attributes, overridden = _collect(cls)
     name = _check_name(definition, cls)
     _check_settings(definition, cls)
-    _check_initial(definition, attributes)
+    _check_initial(definition, attributes, members, input_type)
+    refuse_slips(
+        definition,
+        attributes,
+        has_retry=cls.retry is not None,
+        has_on_fault=cls.on_fault is not None,
+    )
     phases = bind_phases(
         definition,
         attributes,
@@ -283,7 +301,7 @@ def _collect(cls: type) -> tuple[dict[str, object], dict[str, str]]:
 
 def _check_name(definition: str, cls: type) -> str:
     name = getattr(cls, "name", None)
-    shape = 'lower-case words joined by dots, as in name = "shop.payment"'
+    shape = 'lower-case words (letters, digits, _) joined by dots, as in name = "shop.payment"'
     if name is None:
         raise DefinitionError(
             definition,
@@ -344,7 +362,12 @@ def _function_of(attribute: object) -> object:
     return getattr(attribute, "__func__", attribute)
 
 
-def _check_initial(definition: str, attributes: Mapping[str, object]) -> None:
+def _check_initial(
+    definition: str,
+    attributes: Mapping[str, object],
+    members: tuple[type, ...],
+    input_type: Any,
+) -> None:
     remedy = "Write `def initial(self, input: Input) -> First`, which returns the first checkpoint."
     if "initial" not in attributes:
         raise DefinitionError(
@@ -369,6 +392,8 @@ def _check_initial(definition: str, attributes: Mapping[str, object]) -> None:
             f"{remedy} Whatever has to be awaited belongs into the first phase.",
         )
     _check_positional(definition, "initial", attribute, ("input",), remedy)
+    if function is attribute:
+        check_initial_types(definition, function, members, input_type)
 
 
 def _check_abort(
@@ -436,8 +461,8 @@ def _check_positional(
     except TypeError as error:
         raise DefinitionError(
             definition,
-            f"`{method_name}` takes ({', '.join(signature.parameters)}), so it cannot be called "
-            f"with ({', '.join((*own, *names))})",
+            f"`{method_name}` takes ({parameters_text(signature.parameters.values())}), so it "
+            f"cannot be called with ({', '.join((*own, *names))})",
             remedy,
         ) from error
 

@@ -12,6 +12,7 @@ may derive from a generic base of the user's own; its type variables are replace
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 import typing
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from pidurable.tasks._phase import describe, union_members
 
 __all__ = [
     "Parameters",
+    "check_count",
     "check_parameters",
     "checkpoint_members",
     "checkpoint_tags",
@@ -45,6 +47,27 @@ class _FrozenProbe:
 
 
 # --- the three parameters ---------------------------------------------------------------------
+
+
+def check_count(parameters: object) -> None:
+    """Refuse anything but three parameters, and checkpoint classes that are no union.
+
+    Raises:
+        DefinitionError: Shows how `Task[...]` is written.
+    """
+    given = parameters if isinstance(parameters, tuple) else (parameters,)
+    if len(given) != 3:
+        raise DefinitionError(
+            "Task[...]",
+            f"it was given {len(given)} parameter{'s' if len(given) != 1 else ''}, not three",
+            f"Write {_EXAMPLE}: the checkpoint classes joined with |, None for what is not needed.",
+        )
+    if isinstance(given[1], tuple | list):
+        raise DefinitionError(
+            "Task[...]",
+            f"its checkpoint parameter is a {type(given[1]).__name__}",
+            f"Join the classes with |, as in {_EXAMPLE}.",
+        )
 
 
 def parameters_of(cls: type, task: type) -> Parameters | None:
@@ -146,6 +169,14 @@ def _check_member(definition: str, member: Any) -> None:
             f"its checkpoint parameter contains {name}, which is not a plain class",
             f"Use one @attrs.frozen class per phase, as in class {definition}({_EXAMPLE}).",
         )
+    kind = _kind_of(member)
+    if kind is not None:
+        raise DefinitionError(
+            definition,
+            f"its checkpoint parameter contains {name}, which is {kind}",
+            f"Write an @attrs.frozen class (or a @dataclass(frozen=True)) for each phase, as in "
+            f"class {definition}({_EXAMPLE}).",
+        )
     is_attrs = "__attrs_attrs__" in member.__dict__
     is_dataclass = "__dataclass_fields__" in member.__dict__
     if not is_attrs and not is_dataclass:
@@ -174,6 +205,23 @@ def _check_member(definition: str, member: Any) -> None:
             f"checkpoint class {name} can be changed after it was created",
             f"Decorate {name} with {way}: a checkpoint is only ever replaced, by `ctx.goto(...)`.",
         )
+
+
+def _kind_of(member: type) -> str | None:
+    """What a class is that looks like a record and cannot be a checkpoint class."""
+    if member is Any:
+        return "no class at all"
+    if issubclass(member, enum.Enum):
+        return "an enum"
+    if issubclass(member, tuple) and hasattr(member, "_fields"):
+        return "a NamedTuple"
+    if typing.is_typeddict(member):
+        return "a TypedDict"
+    if getattr(member, "_is_protocol", False):
+        return "a protocol"
+    if hasattr(member, "model_fields"):
+        return "a pydantic model"
+    return None
 
 
 def _setter_of(cls: type) -> object:

@@ -30,8 +30,10 @@ __all__ = [
     "bind_phases",
     "check_handler",
     "describe",
-    "phase_method",
+    "evaluated",
     "nearest",
+    "parameters_text",
+    "phase_method",
     "phase",
     "union_members",
 ]
@@ -170,7 +172,7 @@ def check_handler(definition: str, what: str, method_name: str, method: object, 
     parameters = list(inspect.signature(method).parameters.values())
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     if [p.name for p in parameters] != ["self", "at", "ctx"] or not positional:
-        seen = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in parameters)
+        seen = parameters_text(parameters)
         raise DefinitionError(
             definition, f"{subject} takes ({seen}), not exactly (self, at, ctx)", remedy
         )
@@ -204,6 +206,53 @@ def _evaluate(
     if typing.get_origin(annotation) is Annotated:
         annotation = typing.get_args(annotation)[0]
     return annotation
+
+
+@attrs.frozen
+class Evaluated:
+    """The type that an annotation stands for, which may be None itself."""
+
+    value: Any
+
+
+def evaluated(name: str, method: types.FunctionType, members: tuple[type, ...]) -> Evaluated | None:
+    """Evaluate one annotation of any method of the user's; None if it is missing or cannot be."""
+    annotations = _annotations_of(method)
+    if name not in annotations:
+        return None
+    try:
+        return Evaluated(_evaluate(annotations[name], method, _unique_names(members)))
+    except Exception:  # The text is the user's own and may raise anything.
+        return None
+
+
+def _refuse_return(
+    definition: str, what: str, method: types.FunctionType, members: tuple[type, ...]
+) -> None:
+    """Refuse a handler that says it returns a checkpoint: as other frameworks go on, not here."""
+    found = evaluated("return", method, members)
+    if found is None:
+        return
+    for part in union_members(found.value):
+        if part in members:
+            raise DefinitionError(
+                definition,
+                f"{what} is annotated to return {describe(found.value)}, but what a handler "
+                "returns counts for nothing",
+                f"Commit it: `await ctx.goto({describe(part)}(...))`, and annotate `-> None`.",
+            )
+
+
+def parameters_text(parameters: typing.Iterable[inspect.Parameter]) -> str:
+    """The parameters of a signature as they are written, without types and defaults."""
+    written: list[str] = []
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    for each in parameters:
+        bare = each.kind is inspect.Parameter.KEYWORD_ONLY
+        if bare and not any(text.startswith("*") for text in written):
+            written.append("*")
+        written.append(stars.get(each.kind, "") + each.name)
+    return ", ".join(written)
 
 
 def _unique_names(members: tuple[type, ...]) -> dict[str, object]:
@@ -287,7 +336,13 @@ def _check_context(
     except Exception:  # It does not resolve at run time, say an alias below TYPE_CHECKING.
         return
     origin = typing.get_origin(found)
-    if not _is_task_context(origin):
+    if _is_ours(origin or found, "Task"):
+        raise DefinitionError(
+            definition,
+            f"`ctx` of `{method_name}` is annotated with a Task, which is the definition",
+            "Annotate it with TaskContext and the same three parameters.",
+        )
+    if not _is_ours(origin, "TaskContext"):
         if isinstance(found, type) and found in names.values():
             raise DefinitionError(
                 definition,
@@ -322,11 +377,11 @@ def _check_context(
         )
 
 
-def _is_task_context(origin: object) -> bool:
-    """Recognise TaskContext by its name: it is defined above this module."""
+def _is_ours(origin: object, name: str) -> bool:
+    """Recognise Task and TaskContext by name: they are defined above this module."""
     return (
         isinstance(origin, type)
-        and origin.__name__ == "TaskContext"
+        and origin.__name__ == name
         and origin.__module__.partition(".")[0] == "pidurable"
     )
 
@@ -383,6 +438,7 @@ def bind_phases(
                 "Keep one of them; a checkpoint class has exactly one phase.",
             )
         bound[member] = method_name
+        _refuse_return(definition, f"phase `{method_name}`", method, members)
         _check_context(definition, method_name, method, names, parameters)
     missing = [member for member in members if member not in bound]
     if missing:
@@ -401,14 +457,6 @@ def _guess(method: types.FunctionType, members: tuple[type, ...]) -> str:
     return members[0].__name__ if annotation is None else describe(annotation)
 
 
-def _checkpoint_or_none(method: types.FunctionType, members: tuple[type, ...]) -> object:
-    """Evaluate the annotation of `at` of any method of the user's, which need not resolve."""
-    try:
-        return _evaluate(_annotations_of(method).get("at"), method, _unique_names(members))
-    except Exception:  # The text is the user's own and may raise anything.
-        return None
-
-
 def _refuse_missing(
     definition: str,
     missing: list[type],
@@ -425,7 +473,8 @@ def _refuse_missing(
     for method_name, method in attributes.items():
         if not inspect.isfunction(method) or method_name == "abort":
             continue
-        if _checkpoint_or_none(method, members) is first:
+        found = evaluated("at", method, members)
+        if found is not None and found.value is first:
             base = overridden.get(method_name)
             why = f" (it replaces the phase of {base})" if base else ""
             raise DefinitionError(

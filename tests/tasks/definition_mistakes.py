@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 import attrs
 
@@ -533,6 +533,18 @@ class _Wrong:
     async def prepare_twice(self, at: Prepare, ctx: Prepare) -> None:
         pass
 
+    async def prepare_with_a_task(self, at: Prepare, ctx: Task[Card, Prepare, Receipt]) -> None:
+        pass
+
+    def initial_to_none(self, card: Card) -> None:
+        pass
+
+    def initial_to_receipt(self, card: Card) -> Receipt:
+        return Receipt(card.number)
+
+    def initial_of_receipt(self, receipt: Receipt) -> Prepare:
+        return Prepare()
+
 
 @mistake
 def context_of_another_definition() -> object:
@@ -904,5 +916,219 @@ def migrate_without_the_version() -> object:
 def migrate_is_a_table() -> object:
     class Payment(OnePhase):
         migrate: ClassVar[dict[int, Any]] = {1: None}
+
+    return Payment
+
+
+# --- slips that Python lets pass ----------------------------------------------------------------
+
+
+@mistake
+def two_parameters() -> object:
+    return Task[Card, Prepare]  # type: ignore[type-arg]
+
+
+@mistake
+def four_parameters() -> object:
+    return Task[Card, Prepare, Charge, Receipt]  # type: ignore[type-arg]
+
+
+@mistake
+def one_parameter() -> object:
+    return Task[Prepare]  # type: ignore[type-arg]
+
+
+@mistake
+def checkpoint_classes_in_a_tuple() -> object:
+    return Task[Card, (Prepare, Charge), Receipt]  # type: ignore[misc]
+
+
+@mistake
+def member_is_any() -> object:
+    class Payment(Unnamed[Any]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def member_is_a_named_tuple() -> object:
+    class Step(NamedTuple):
+        key: str
+
+    class Payment(Unnamed[Step]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def member_is_a_typed_dict() -> object:
+    class Step(TypedDict):
+        key: str
+
+    class Payment(Unnamed[Step]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def member_is_a_protocol() -> object:
+    class Step(Protocol):
+        key: str
+
+    class Payment(Unnamed[Step]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def member_is_a_pydantic_model() -> object:
+    class Step:
+        model_fields: ClassVar[dict[str, Any]] = {}
+
+    class Payment(Unnamed[Step]):
+        name = "shop.payment"
+
+    return Payment
+
+
+@mistake
+def phase_with_a_keyword_only_parameter() -> object:
+    class Payment(OnePhase):
+        @phase  # type: ignore[type-var]
+        async def prepare(self, at: Prepare, *, ctx: Any) -> None:
+            pass
+
+    return Payment
+
+
+@mistake
+def phase_that_returns_a_checkpoint() -> object:
+    class Payment(Unnamed[Prepare | Charge]):
+        name = "shop.payment"
+
+        @phase  # type: ignore[type-var]
+        async def prepare(self, at: Prepare, ctx: Any) -> Charge:
+            return Charge("k")
+
+        @phase
+        async def charge(self, at: Charge, ctx: Any) -> None:
+            pass
+
+    return Payment
+
+
+@mistake
+def context_is_the_definition() -> object:
+    class Payment(OnePhase):
+        prepare = phase(_Wrong.prepare_with_a_task)
+
+    return Payment
+
+
+@mistake
+def initial_returns_nothing() -> object:
+    class Payment(OnePhase):
+        initial = _Wrong.initial_to_none  # type: ignore[assignment]
+
+    return Payment
+
+
+@mistake
+def initial_returns_a_receipt() -> object:
+    class Payment(OnePhase):
+        initial = _Wrong.initial_to_receipt  # type: ignore[assignment]
+
+    return Payment
+
+
+@mistake
+def initial_takes_another_input() -> object:
+    class Payment(OnePhase):
+        initial = _Wrong.initial_of_receipt  # type: ignore[assignment]
+
+    return Payment
+
+
+@mistake
+def retries_instead_of_retry() -> object:
+    class Payment(OnePhase):
+        retries = Retry(on=(OSError,))
+
+    return Payment
+
+
+@mistake
+def onfault_instead_of_on_fault() -> object:
+    class Payment(OnePhase):
+        onfault = "park"
+
+    return Payment
+
+
+@mistake
+def on_restart_in_a_definition() -> object:
+    class Payment(OnePhase):
+        on_restart = "wait"
+
+    return Payment
+
+
+@mistake
+def migration_instead_of_migrate() -> object:
+    class Payment(OnePhase):
+        version = 2
+
+        def migration(self, input: Any, checkpoint: Any, from_version: int) -> Any:
+            return input, checkpoint
+
+    return Payment
+
+
+@mistake
+def migrate_with_a_keyword_only_parameter() -> object:
+    class Payment(OnePhase):
+        def migrate(self, input: Any, checkpoint: Any, *, from_version: int) -> Any:
+            return input, checkpoint
+
+    return Payment
+
+
+@mistake
+def name_with_a_dash() -> object:
+    class Payment(OnePhase):
+        name = "shop.order-payment"
+
+    return Payment
+
+
+@mistake
+def name_in_the_constructor() -> object:
+    class Payment(Unnamed[Prepare]):
+        def __init__(self) -> None:
+            self.name = "shop.payment"  # type: ignore[misc]
+
+        @phase
+        async def prepare(self, at: Prepare, ctx: Any) -> None:
+            pass
+
+    return Payment
+
+
+@mistake
+def abort_timeout_is_a_text() -> object:
+    class Payment(OnePhase):
+        abort_timeout = "10 s"  # type: ignore[assignment]
+
+    return Payment
+
+
+@mistake
+def phase_that_is_a_lambda() -> object:
+    class Payment(OnePhase):
+        prepare = phase(lambda self, at, ctx: None)  # type: ignore[type-var,return-value,arg-type]
 
     return Payment
