@@ -260,7 +260,10 @@ class OwnerEndedError(PidurableError):
     state: str
 
     def __str__(self) -> str:
-        return f"task {self.owner} is {self.state}; it can own no new work"
+        return (
+            f"task {self.owner} is {self.state}; it can own no new work. Let it wait for that work "
+            "before it ends, or create it in a conversation (conversation=)."
+        )
 
 
 @attrs.define(eq=False)
@@ -282,7 +285,10 @@ class InvocationEndedError(PidurableError):
     why: str
 
     def __str__(self) -> str:
-        return f"task {self.task}: this commit was refused, {self.why}"
+        return (
+            f"task {self.task}: this commit was refused, {self.why}. Nothing can be committed "
+            "after an outcome or a wait, or when the phase has returned: return after them."
+        )
 
 
 @attrs.define(eq=False)

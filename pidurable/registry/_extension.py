@@ -27,7 +27,8 @@ CodecPair = tuple[Callable[[Any], JsonValue], Callable[[JsonValue], Any]]
 
 
 def _tuple(value: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(value)
+    # What cannot be iterated is kept as it is, and refused with the name of its field.
+    return tuple(value) if isinstance(value, Iterable) else value
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +74,7 @@ class Extension:
         self._check_parts(
             "wraps", self.wraps, (ToolWrap, SectionWrap), "Use wrap_tool or wrap_section."
         )
-        for task in self.tasks:
+        for task in self.tasks if isinstance(self.tasks, tuple) else ():
             if isinstance(task, type) and issubclass(task, Task):
                 raise ExtensionError(
                     self.name,
@@ -96,6 +97,10 @@ class Extension:
     def _check_parts(
         self, field: str, parts: tuple[Any, ...], cls: type | tuple[type, ...], remedy: str
     ) -> None:
+        if not isinstance(parts, tuple):
+            raise ExtensionError(
+                self.name, f"{field} is {show(parts)}, not a list", f"Write {field}=[...]."
+            )
         for index, part in enumerate(parts):
             if not isinstance(part, cls):
                 raise ExtensionError(self.name, f"{field}[{index}] is {show(part)}", remedy)

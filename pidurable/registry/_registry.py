@@ -17,7 +17,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
@@ -170,11 +170,7 @@ def _validate(parts: tuple[Installed, ...], *, version: int) -> RegistrySnapshot
         for task in extension.tasks:
             kind = _check_task(extension.name, task, codec)
             if kind in definitions:
-                raise ExtensionError(
-                    extension.name,
-                    f"it defines the task kind {kind!r}, as {origin[kind]!r} does",
-                    "Task kinds are unique; choose another name or uninstall the other.",
-                )
+                _refuse_kind(extension.name, task, definitions[kind], origin[kind])
             definitions[kind], origin[kind] = task, extension.name
     snapshot = RegistrySnapshot(
         version=version, codec=codec, definitions=freeze(definitions), installed=parts
@@ -183,6 +179,29 @@ def _validate(parts: tuple[Installed, ...], *, version: int) -> RegistrySnapshot
         tool.build()
     snapshot.sections()
     return snapshot
+
+
+def _refuse_kind(
+    extension: str, task: Task[Any, Any, Any], other: Task[Any, Any, Any], origin: str
+) -> NoReturn:
+    """Two definitions of one kind: a stored task would not know which of them is its own."""
+    kind = definition_info(task).name
+    one, two = type(other).__name__, type(task).__name__
+    if origin != extension:
+        raise ExtensionError(
+            extension,
+            f"its {two} defines the task kind {kind!r}, as {one} of the extension {origin!r} does",
+            "Task kinds are unique; give it another `name`, or uninstall the other extension.",
+        )
+    if one == two:
+        raise ExtensionError(
+            extension, f"it has the task {two} ({kind!r}) twice", "Remove one of them."
+        )
+    raise ExtensionError(
+        extension,
+        f"{one} and {two} both define the task kind {kind!r}",
+        "Task kinds are unique; give one of them another `name`.",
+    )
 
 
 def _merge_codecs(parts: tuple[Installed, ...]) -> dict[type, CodecPair]:
@@ -234,9 +253,15 @@ def _check_task(extension: str, task: Task[Any, Any, Any], codec: Codec) -> str:
         try:
             codec.check_type(type_, what=f"{cls} {what}")
         except NotJsonError as error:
+            remedy = "Use records of plain values, or give the extension a codec for the type."
+            if "cannot be read" in error.problem:
+                remedy = (
+                    "Define or import that name at the top of the module, where it can be found: "
+                    "not in a function, and not below TYPE_CHECKING."
+                )
             raise ExtensionError(
                 extension,
                 f"the {what} of the task {info.name!r} cannot be stored: {error}",
-                "Use records of plain values, or give the extension a codec for the type.",
+                remedy,
             ) from error
     return info.name

@@ -7,9 +7,9 @@ to one phase of one invocation: a commit that comes after that phase was decided
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 import trio
 
@@ -27,11 +27,11 @@ from pidurable.tasks._committed import CommittedState
 from pidurable.tasks._definition import Task
 from pidurable.tasks._hooks import HookHandler, Hooks, no_hooks, unknown_hook
 from pidurable.tasks._host import needs_harness, needs_models
+from pidurable.tasks._phase import nearest
+from pidurable.tasks._task_commit import TaskCommit
 from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from pidurable.agent._models import Models
     from pidurable.harness._conversation import Conversation
     from pidurable.harness._submission import Submission
@@ -217,8 +217,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
     # --- committing ----------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def commit(self) -> AsyncIterator[TaskTransaction[CheckpointT, ResultT]]:
+    def commit(self) -> AbstractAsyncContextManager[TaskTransaction[CheckpointT, ResultT]]:
         """Open one atomic commit: `async with ctx.commit() as tx`.
 
         The body must not wait for anything outside. An exception in it, cancellation included,
@@ -229,20 +228,21 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
             InvocationEndedError: The outcome, a wait, or the end of the phase came first.
             StorageRefusedError: The storage refuses (disk full); the task stays at its checkpoint.
         """
-        phase = self._phase
-        if phase.sealed:
-            raise InvocationEndedError(phase.task_id, "its phase had returned")
-        tx: TaskTransaction[CheckpointT, ResultT] = TaskTransaction(self._runtime, phase)
-        phase.in_flight += 1
-        try:
-            async with self._runtime.session.line.body(tx, place=f"task {phase.task_id}"):
-                tx.check_phase()
-                yield tx
-        except (StorageRefusedError, SessionPoisonedError):
-            phase.storage_refused = True
-            raise
-        finally:
-            phase.landed()
+        return TaskCommit(self._runtime, self._phase)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Point at the transaction for what only a commit can do."""
+            if name.startswith("_") or not hasattr(TaskTransaction, name):
+                hint = nearest(name, [each for each in dir(TaskContext) if each[0] != "_"])
+                text = f"TaskContext has no attribute {name!r}.{hint}"
+                raise AttributeError(text, name=name, obj=self)
+            raise AttributeError(
+                f"`{name}` is done in a commit: `async with ctx.commit() as tx:`, and in it "
+                f"`tx.{name}(...)`",
+                name=name,
+            )
 
     async def _run(self, body: Callable[[TaskTransaction[CheckpointT, ResultT]], T]) -> T:
         phase = self._phase

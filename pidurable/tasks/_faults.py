@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from pidurable.errors import SessionClosedError, SessionPoisonedError, StorageRefusedError
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
 from pidurable.tasks._errors import error_info
+from pidurable.tasks._mistakes import fault_message, place_of
 from pidurable.tasks._tree import PENDING
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ async def write_fault(
     runtime: Runtime, invocation: Invocation, phase: Phase, error: BaseException | ErrorInfo
 ) -> None:
     """Write what a raise leads to, unless a mark or the close came first in line."""
-    info = error if isinstance(error, ErrorInfo) else error_info(error, with_traceback=True)
+    if isinstance(error, ErrorInfo):
+        info = error
+    else:
+        info = error_info(error, with_traceback=True)
+        info = attrs.evolve(info, message=fault_message(phase, error, info.message))
     done: list[str] = []
 
     @trio.lowlevel.enable_ki_protection
@@ -62,8 +68,10 @@ async def write_fault(
 
     if await write(runtime, invocation, body) and done:
         # It has left memory where this was its end.
-        what = f"{done[0]}: {info.type}: {info.message}"
-        runtime.report(phase.task_id, what, kind=phase.info.name)
+        kind, place = phase.info.name, place_of(phase)
+        text = f"{info.type}: {info.message}"
+        where = "" if place in text else f" in {place}"
+        runtime.report(phase.task_id, f"{done[0]}{where}: {text}", kind=kind)
 
 
 def _parks(runtime: Runtime, phase: Phase, error: ErrorInfo) -> bool:

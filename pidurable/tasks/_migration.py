@@ -38,20 +38,27 @@ def migrate(
     tag, text = stored
     code: Any = definition
     try:
-        input, checkpoint = code.migrate(
-            _json.loads_stored(input_text),
-            {"phase": tag, "value": _json.loads_stored(text)},
-            node.version,
+        input, checkpoint = _checked_pair(
+            code.migrate(
+                _json.loads_stored(input_text),
+                {"phase": tag, "value": _json.loads_stored(text)},
+                node.version,
+            )
         )
         new_input = _json.dumps(input, path="$<migrated input>")
         new_tag = checkpoint["phase"]
         new_text = _json.dumps(checkpoint["value"], path="$<migrated checkpoint>")
         if new_tag not in info.by_tag:
             known = ", ".join(info.by_tag)
-            raise InvalidArgumentError("phase", f"expected one of {known}", show(new_tag))
+            raise InvalidArgumentError(
+                "the phase that it returned", f"expected one of {known}", show(new_tag)
+            )
     except Exception as error:  # the code of a definition may raise anything
-        detail = str(error) if isinstance(error, PidurableError) else show(error)
-        runtime.report(node.id, MigrationError(f"task {node.id} ({node.kind})", detail))
+        ours = isinstance(error, PidurableError)
+        detail = str(error) if ours else f"it raised {show(error)}"
+        place = f"`migrate` of {type(definition).__name__}, from version {node.version}"
+        problem = MigrationError(f"task {node.id} ({node.kind})", f"{place}: {detail}")
+        runtime.report(node.id, problem, kind=node.kind)
         return "migration_failed"
     node.version = info.version
     # What this process remembers of a task that it created is of the old version.
@@ -60,3 +67,16 @@ def migrate(
         tx.writes.append((Op.TASK_INPUT, (node.id, new_input)))
     tx.writes.append((Op.CHECKPOINT, (node.id, new_tag, new_text, tx.now_us())))
     return None
+
+
+def _checked_pair(returned: Any) -> tuple[Any, Any]:
+    """What `migrate` has to return, refused with what it did return."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        input, checkpoint = returned
+        if isinstance(checkpoint, dict) and checkpoint.keys() == {"phase", "value"}:
+            return input, checkpoint
+    raise InvalidArgumentError(
+        "what it returned",
+        'expected the pair (input, checkpoint), the checkpoint as {"phase": ..., "value": ...}',
+        show(returned),
+    )

@@ -24,6 +24,7 @@ from pidurable.storage import Op
 from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._index import decides
 from pidurable.tasks._migration import migrate
+from pidurable.tasks._mistakes import report_refusal
 from pidurable.tasks._run import Invocation
 from pidurable.tasks._transaction import TreeTransaction
 from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, TERMINAL, WAITING, Node, Scope
@@ -412,6 +413,7 @@ class Pass:
             refused = migrate(self._runtime, self._tx, node, definition)
         if refused is not None:
             self._block(node, refused)
+            report_refusal(self._runtime, definition, node, refused)
             return
         assert definition is not None
         self._start(node, definition, aborting=False)

@@ -40,6 +40,12 @@ from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
 from pidurable.tasks._errors import leaves
 from pidurable.tasks._faults import write, write_fault
+from pidurable.tasks._mistakes import (
+    UNREADABLE_REMEDY,
+    no_progress,
+    report_late,
+    stray_cancellation,
+)
 from pidurable.tasks._tree import PENDING, RUNNING, Node
 from pidurable.tasks._waits import enter_invocation
 
@@ -70,6 +76,8 @@ class Phase:
     extensions: Any = ...
     """What its conversation selects, once a hook was asked; an ellipsis before."""
     sealed: bool = False
+    returned: object = None
+    """What its handler returned: nothing, unless its author mistook it for a way to go on."""
     storage_refused: bool = False
     """Whether a commit of this phase met trouble of the storage, which is never its fault."""
     in_flight: int = 0
@@ -138,7 +146,7 @@ class Invocation:
         self.scope.cancel()
 
 
-_Handler = Callable[[Any, Any], Awaitable[None]]
+_Handler = Callable[[Any, Any], Awaitable[object]]
 
 
 class _Unreadable(Exception):
@@ -248,10 +256,10 @@ async def _call(
     else:
         handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
     if limit is None:
-        return await _handle(handler, at, ctx)
+        return await _handle(handler, at, ctx, phase)
     error: BaseException | None = None
     with limit:
-        error = await _handle(handler, at, ctx)
+        error = await _handle(handler, at, ctx, phase)
     if limit.cancel_called:
         # Whatever the handler did about it: it was to be over by now.
         message = f"the abort handler took longer than {timeout:g} s"
@@ -259,10 +267,10 @@ async def _call(
     return error
 
 
-async def _handle(handler: _Handler, at: Any, ctx: Any) -> BaseException | None:
+async def _handle(handler: _Handler, at: Any, ctx: Any, phase: Phase) -> BaseException | None:
     """Await a handler; return what left it. Ctrl-C and SystemExit leave as they are."""
     try:
-        await _unprotected(handler, at, ctx)
+        phase.returned = await _unprotected(handler, at, ctx)
     except (KeyboardInterrupt, SystemExit):
         # Not the task's fault: the host is to close.
         raise
@@ -275,9 +283,9 @@ async def _handle(handler: _Handler, at: Any, ctx: Any) -> BaseException | None:
 
 
 @trio.lowlevel.disable_ki_protection
-async def _unprotected(handler: _Handler, at: Any, ctx: Any) -> None:
+async def _unprotected(handler: _Handler, at: Any, ctx: Any) -> object:
     """The handler is not the kernel's code: Ctrl-C may end it."""
-    await handler(at, ctx)
+    return await handler(at, ctx)
 
 
 async def _step(
@@ -286,10 +294,12 @@ async def _step(
     """Decide what follows a phase. See the module docstring for the order."""
     node = runtime.published.task(phase.task_id)
     if node is None or not invocation.runs(node):
+        report_late(runtime, phase, error, "after its outcome or wait was stored, which stands")
         return None
     if runtime.closing or runtime.session.line.poison is not None:
         return None
     if not invocation.aborting and (node.marked or runtime.below_intent(node)):
+        report_late(runtime, phase, error, "when it was aborted, and its abort goes on")
         return None
     if isinstance(error, BaseException):
         trouble = _storage_trouble(error, runtime.session.storage.store)
@@ -300,13 +310,13 @@ async def _step(
             if trio.current_effective_deadline() == -math.inf:
                 # Cancelled and neither marked nor closing: the host is being torn down.
                 return None
-            error = _stray_cancellation(phase)
+            error = stray_cancellation(phase)
     committed = phase.reached
     if error is None and committed in (None, (phase.tag, phase.checkpoint)):
         if phase.storage_refused:
             invocation.again = True
             return None
-        error = _no_progress(phase)
+        error = no_progress(phase, phase.returned)
     if error is not None:
         await write_fault(runtime, invocation, phase, error)
         return None
@@ -336,22 +346,6 @@ async def _step(
         tag=tag,
         checkpoint=text,
     )
-
-
-def _no_progress(phase: Phase) -> ErrorInfo:
-    what, ways = f"phase {phase.tag!r}", "goto, wait, complete or fail"
-    if phase.aborting:
-        what, ways = "the abort handler", "goto, complete, fail or end_aborted"
-    message = f"{what} of {phase.info.name} returned without durable progress; end it with {ways}"
-    return ErrorInfo(type="no_progress", message=message)
-
-
-def _stray_cancellation(phase: Phase) -> ErrorInfo:
-    message = (
-        f"phase {phase.tag!r} of {phase.info.name} raised trio.Cancelled, which nobody sent it; "
-        "a cancellation that a handler keeps must not be raised outside of its own cancel scope"
-    )
-    return ErrorInfo(type="trio.Cancelled", message=message)
 
 
 _Trouble = (
@@ -419,7 +413,8 @@ async def _block(
         node.blocked = reason if invocation.aborting or not node.marked else None
         tx.put_state(node)
 
-    runtime.report(invocation.task_id, f"{reason}: {why}")
+    remedy = UNREADABLE_REMEDY if reason == "checkpoint_unreadable" else ""
+    runtime.report(invocation.task_id, f"{reason}: {why}{remedy}")
     await write(runtime, invocation, body)
 
 

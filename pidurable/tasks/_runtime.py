@@ -84,6 +84,8 @@ class Runtime(SessionTree):
         self.on_intent: list[Callable[[TreeTransaction, Node], None]] = []
         """Told in the commit in which a task gets the intent to cancel what is below it."""
         self.scheduler = Scheduler(self)
+        self.told: set[tuple[str, str, int, int]] = set()
+        """Which tasks it was said of why they are blocked: kind, reason, both versions."""
         self._looked_at: Definitions = snapshot()
         """The definitions when blocked tasks were last looked at."""
         session.participants.insert(0, self)

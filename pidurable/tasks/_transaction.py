@@ -127,7 +127,9 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._transition_guard()
         phase = self._phase
         if phase.aborting:
-            raise InvalidArgumentError("wait", "an abort handler may not wait on tasks or signals")
+            raise InvalidArgumentError(
+                "wait", "an abort handler may not wait: what was below its task has ended"
+            )
         if on is None and deadline is None and not signals:
             raise InvalidArgumentError(
                 "wait", "give on=, deadline= or signals=; it would never end"
@@ -189,6 +191,9 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             detail: JSON beside it.
             result: What was reached nevertheless; readable as `outcome.partial`.
         """
+        if not isinstance(error, BaseException | str):
+            problem = "expected an exception, as in ValueError('...'), or a text"
+            raise InvalidArgumentError("error", problem, show(error))
         info = error_info(error, detail=detail)
         self._end("failed", error=info, **self._partial(result))
 

@@ -34,6 +34,7 @@ from pidurable.records._tasks import ErrorInfo, OnRestart, OutcomeRecord
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
 from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._mistakes import first_checkpoint
 from pidurable.tasks._tree import (
     COMPLETING,
     PENDING,
@@ -56,7 +57,9 @@ def to_us(moment: datetime, argument: str) -> int:
     """An aware datetime as UTC microseconds."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
-            argument, "expected an aware datetime, as from datetime.now(UTC)", show(moment)
+            argument,
+            "expected an aware datetime, as datetime.now(UTC) + timedelta(hours=1) is",
+            show(moment),
         )
     return int(moment.timestamp() * 1_000_000)
 
@@ -166,7 +169,7 @@ class TreeTransaction(Transaction):
         input_text = codec.encode_text(input, info.input_type, path=path, bytes_max=limit)
         # The definition sees what a restarted process would see: the input as stored.
         stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
-        tag, text = self._runtime.encode_checkpoint(installed, installed.initial(stored_input))
+        tag, text = first_checkpoint(self._runtime, installed, stored_input)
         now = self.now_us()
         deadline_us = None if deadline is None else to_us(deadline, "deadline")
         row = TaskRow(

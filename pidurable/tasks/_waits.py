@@ -45,6 +45,9 @@ def enter_invocation(runtime: Runtime, task_id: int) -> None:
     _INVOCATION.set((runtime, task_id))
 
 
+_NOT_ENDED = "wait for its end first, with `ctx.wait(on=[...])` or `wait_for_task`"
+
+
 class Waits:
     """Who waits in memory, by task and by conversation."""
 
@@ -185,7 +188,7 @@ class Waits:
             raise UnknownTaskError(show(task_id))
         node = runtime.published.task(task_id)
         if isinstance(node, Node) and node.live:
-            raise NoResultError(task_id, f"is {node.status.word}")
+            raise NoResultError(task_id, f"is {node.status.word}", _NOT_ENDED)
         storage = runtime.session.storage
         row = storage.task(task_id)
         if row is None:
@@ -193,7 +196,7 @@ class Waits:
         text = storage.task_outcome(task_id)
         if row.status != Status.TERMINAL or text is None:
             # Stored a moment ago and not published yet: for everybody it has not ended.
-            raise NoResultError(task_id, f"is {Status(row.status).word}")
+            raise NoResultError(task_id, f"is {Status(row.status).word}", _NOT_ENDED)
         try:
             record: OutcomeRecord = _codec.decode_outcome(_json.loads_stored(text))
         except NotJsonError as error:
