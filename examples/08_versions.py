@@ -8,6 +8,7 @@ Run it with: python examples/08_versions.py
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import Any
 
@@ -15,10 +16,10 @@ import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pidurable import Extension, Registry, Task, TaskContext, nothing_to_undo, open_harness, phase
+from pidurable import Task, TaskContext, nothing_to_undo, open_harness, phase
 from pidurable.testing import InlineBlocking
 
-from releases import Price, Release1, Release2
+from releases import Price, Release1, Release2, registry_with
 
 
 @attrs.frozen
@@ -55,17 +56,16 @@ class Order(Task[Price, Unpaid | Settled, str]):
 
 
 async def process(store: str, release: Task[Any, Any, Any], order: Any, *paid: int) -> None:
-    """One process of a release: it takes an order, hears which are paid, and shows all of them."""
-    registry = Registry()
-    registry.install(Extension("shop", tasks=[release]))
-    async with open_harness(store, registry=registry, blocking=InlineBlocking()) as harness:
+    logging.getLogger("pidurable").setLevel(logging.ERROR)  # it warns of what is blocked, and why
+    inline, registry = InlineBlocking(), registry_with(release)
+    async with open_harness(store, registry=registry, blocking=inline) as shop:
         if order is not None:
-            await (await harness.root()).create_task(type(release), order)
+            await (await shop.root()).create_task(type(release), order)
         for number in paid:
-            await harness.signal(harness.tasks()[number - 1].id, "paid")
-        harness.start()
+            await shop.signal(shop.tasks()[number - 1].id, "paid")
+        shop.start()
         await wait_all_tasks_blocked()  # till nothing moves
-        for task in harness.tasks():
+        for task in shop.tasks():
             state = task.outcome.result if task.outcome else task.blocked or task.status.word
             print(f"release {release.version}: an order of version {task.version}: {state}")
 

@@ -6,9 +6,11 @@ fill a store as old processes did. All three releases define the same kind, `sho
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
-from pidurable import Task, TaskContext, nothing_to_undo, phase
+from pidurable import Extension, Registry, Task, TaskContext, nothing_to_undo, phase
 
 
 @attrs.frozen
@@ -65,3 +67,10 @@ class Release2(Task[Price, Waiting | Paid, str]):
     @phase
     async def paid(self, at: Paid, ctx: TaskContext[Price, Waiting | Paid, str]) -> None:
         await ctx.complete(f"{ctx.input.cents} {ctx.input.currency}")
+
+
+def registry_with(release: Task[Any, Any, Any]) -> Registry:
+    """The registry of a process that runs one of the releases."""
+    registry = Registry()
+    registry.install(Extension("shop", tasks=[release]))
+    return registry

@@ -6,11 +6,13 @@ another's commit, and a NUL would cut the text for whoever looks with other tool
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
 from pidurable.records._json import check_json
 
-__all__ = ["check_name", "check_reason", "check_text", "is_id"]
+__all__ = ["check_is_list", "check_name", "check_reason", "check_text", "is_id"]
 
 NAME_CHARACTERS_MAX = 512
 REASON_CHARACTERS_MAX = 1000
@@ -45,6 +47,17 @@ def check_reason(value: object) -> str:
 def is_id(value: object) -> bool:
     """Tell whether a value can be the id of anything. Booleans and other numbers cannot."""
     return type(value) in (int, TaskId) and 0 < value < 2**63  # type: ignore[operator]
+
+
+def check_is_list(ids: object, argument: str) -> None:
+    """Refuse a lone id where a list of them is taken.
+
+    Raises:
+        InvalidArgumentError: It cannot be iterated, or is a text.
+    """
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        problem = f"expected a list of ids, as in {argument}=[task_id]"
+        raise InvalidArgumentError(argument, problem, show(ids))
 
 
 def _plain(value: str, argument: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from pidurable.errors import InvalidArgumentError, NotFoundError, UnknownTaskError, show
-from pidurable.records._checks import is_id
+from pidurable.records._checks import check_is_list, is_id
 from pidurable.tasks._tree import Scope
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def awaited_ids(on: Iterable[object]) -> tuple[int, ...]:
     """The ids of a wait, each once.
 
     Raises:
+        InvalidArgumentError: It is no list, say the id itself.
         UnknownTaskError: One is no id at all.
     """
+    check_is_list(on, "on")
     found: dict[int, None] = {}
     for id in on:
         if not is_id(id):

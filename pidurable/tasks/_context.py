@@ -20,7 +20,7 @@ from pidurable.errors import (
     StorageRefusedError,
 )
 from pidurable.records import _json
-from pidurable.records._checks import check_name
+from pidurable.records._checks import check_is_list, check_name
 from pidurable.records._ids import TaskId
 from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome
 from pidurable.tasks._committed import CommittedState
@@ -341,6 +341,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
             UnknownTaskError: No such task.
             NoResultError: One of them has not ended.
         """
+        check_is_list(ids, "ids")
         return [self._runtime.outcome(id) for id in ids]
 
     async def sleep(self, seconds: float) -> None:

@@ -246,7 +246,10 @@ def _refuse_return(
 def parameters_text(parameters: typing.Iterable[inspect.Parameter]) -> str:
     """The parameters of a signature as they are written, without types and defaults."""
     written: list[str] = []
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[object, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
     for each in parameters:
         bare = each.kind is inspect.Parameter.KEYWORD_ONLY
         if bare and not any(text.startswith("*") for text in written):

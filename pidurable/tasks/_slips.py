@@ -12,7 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from pidurable.errors import DefinitionError, show
 from pidurable.tasks._phase import describe, evaluated, union_members
@@ -80,7 +80,7 @@ def check_initial_types(
     for part in union_members(returned.value) if returned is not None else ():
         foreign = isinstance(part, type) and part is not Any and not local
         if part in (None, type(None)) or (
-            foreign and not any(issubclass(member, part) for member in members)
+            foreign and not any(part in member.__mro__ for member in members)
         ):
             raise DefinitionError(
                 definition,
@@ -102,7 +102,7 @@ def check_initial_types(
         )
 
 
-def _is_plain(type_: object) -> bool:
+def _is_plain(type_: Any) -> TypeGuard[type]:
     """Whether a type says nothing but its own name, so that two of them can be compared."""
     return (
         isinstance(type_, type)

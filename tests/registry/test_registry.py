@@ -259,10 +259,31 @@ def test_what_does_not_fit_changes_nothing(registry: Registry) -> None:
     class Plain:
         pass
 
+    class Alike(type(make_task("shop.a"))):  # type: ignore[misc]
+        pass
+
+    class Other(Alike):
+        pass
+
+    @attrs.frozen
+    class Unresolved:
+        field: Hidden  # type: ignore[name-defined]  # noqa: F821
+
     refused = {
-        "'shop.pay', as 'base' does": Extension("x", tasks=[make_task("shop.pay")]),
+        "the task kind 'shop.pay', as .* of the extension 'base' does": Extension(
+            "x", tasks=[make_task("shop.pay")]
+        ),
+        "it has the task .* twice": Extension(
+            "x", tasks=[make_task("shop.a"), make_task("shop.a")]
+        ),
         "Plain input.*cannot be|input of the task 'shop.a' cannot": Extension(
             "x", tasks=[make_task("shop.a", Plain)]
+        ),
+        "Alike and Other both define the task kind 'shop.a'": Extension(
+            "x", tasks=[Alike(), Other()]
+        ),
+        "name 'Hidden' is not defined. Define or import that name at the top": Extension(
+            "x", tasks=[make_task("shop.a", Unresolved)]
         ),
         "the result of the task 'shop.a' cannot": Extension(
             "x", tasks=[make_task("shop.a", int, Plain)]
@@ -339,6 +360,8 @@ def test_removing_what_is_not_there_names_what_is(registry: Registry) -> None:
         (lambda: Extension("x", wraps=[3]), r"wraps\[0\] is 3"),
         (lambda: Extension("x", tasks=[type(make_task("shop.a"))]), r"Give an instance: Pay\("),
         (lambda: Extension("x", tasks=[3]), r"tasks\[0\] is 3"),
+        (lambda: Extension("x", tasks=make_task("shop.a")), r"tasks is .*, not a list\. Write tas"),
+        (lambda: Extension("x", tools=3), r"tools is 3, not a list\. Write tools=\[\.\.\.\]"),
         (lambda: Extension("x", codecs={Money: (1, 2)}), "Map a class to the pair"),
         (lambda: Extension("x", on_unload=3), "on_unload is 3"),
         (lambda: section("Bad", str), "the key 'Bad' is not allowed"),

@@ -506,7 +506,7 @@ async def test_an_abort_handler_may_not_wait_or_create() -> None:
     assert refused == ["wait", "create"]
     assert outcome.status == "faulted"
     assert outcome.error is not None
-    assert "the abort handler of test.actor" in outcome.error.message
+    assert "`abort` of Actor (test.actor)" in outcome.error.message
 
 
 async def test_aborting_a_waiting_task_leaves_what_it_awaits() -> None:

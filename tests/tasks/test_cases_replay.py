@@ -374,9 +374,10 @@ async def test_a_key_of_another_kind_of_task_answers_nobody(stored: bool) -> Non
     assert outcome.status == "faulted"
     assert outcome.error is not None
     first = child_of(world, task, "step 1") if stored else task + 1
+    name = "next" if stored else "start"
     assert outcome.error.message == (
-        f"key: it names task {first} of the kind 'test.actor' already, not one of "
-        "'test.harmless'; choose another key, got 'step 1'"
+        f"phase `{name}` of Actor (test.actor): key: it names task {first} of the kind "
+        "'test.actor' already, not one of 'test.harmless'; choose another key, got 'step 1'"
     )
     assert len(world.rows()) == (2 if stored else 1)
 

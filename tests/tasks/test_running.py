@@ -68,7 +68,7 @@ async def test_a_phase_without_progress_is_faulted() -> None:
     assert outcome.status == "faulted"
     assert outcome.error is not None
     assert outcome.error.type == "no_progress"
-    assert "phase 'start' of test.actor" in outcome.error.message
+    assert "phase `start` of Actor (test.actor)" in outcome.error.message
 
 
 async def test_the_same_checkpoint_is_no_progress() -> None:
