@@ -28,8 +28,9 @@ async def test_a_fault_is_reported_with_the_kind_of_a_task_that_has_left_memory(
         task = await world.create("a", raises)
         await world.end(task)
         await world.quiet()
+    where = "phase `start` of Actor (test.actor)"
     assert said(caplog, "ValueError") == [
-        f"task {task} (test.actor): faulted: ValueError: no stock"
+        f"task {task} (test.actor): faulted in {where}: ValueError: no stock"
     ]
 
 
