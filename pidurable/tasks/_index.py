@@ -6,6 +6,7 @@ costs the same whether 10 or 1,000,000 tasks are live.
 
 ==================  ==================================================================
 ready               tasks to reserve, by kind and top-level conversation
+slotless            ready tasks with live ordinary work below, which need no slot
 abort_ready         marked tasks with nothing live below, whose handler may run
 marks               owners with the intent to cancel, whose children are to be marked
 to_mark             single tasks to mark, with the reason
@@ -58,6 +59,7 @@ class Index:
         self.published = published
         self.children: dict[int, dict[int, None]] = {}
         self.ready = Ready()
+        self.slotless: deque[int] = deque()
         self.abort_ready: deque[int] = deque()
         self.marks: deque[int] = deque()
         self.to_mark: deque[tuple[int, str]] = deque()
@@ -230,7 +232,8 @@ class Index:
                 self.marked_running.append(new.id)
             self.abort_candidate(new)
         elif new.status is PENDING:
-            if changed or (old is not None and old.blocked is not None):
+            gained = old is not None and (old.blocked is not None or (new.below and not old.below))
+            if changed or gained:
                 self.push_ready(new)
         elif new.status is WAITING and changed and new.has_wait:
             self._enter_wait(new)
@@ -274,12 +277,17 @@ class Index:
         """
         if node.blocked is not None or node.id in self.running:
             return
-        if not self.put_off(node):
+        if self.put_off(node):
+            return
+        if node.below:
+            self.slotless.append(node.id)
+        else:
             self.ready.push(node.kind, self._top_of(node.conversation), node.id)
 
     def put_off(self, node: Node) -> bool:
         """Wait for the moment of a retry, if it is still to come; False if it is not."""
-        if node.not_before_us <= self._now_us():
+        # One that runs has had its moment; it is queued again because the storage refused.
+        if node.status is not PENDING or node.not_before_us <= self._now_us():
             return False
         self.timers.push(node.not_before_us, node.id)
         return True

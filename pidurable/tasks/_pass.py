@@ -73,6 +73,7 @@ class Pass:
         self._wake()
         self._reserve_aborts()
         if self._runtime.started:
+            self._reserve_slotless()
             self._reserve_ready()
 
     def adopted(self) -> None:
@@ -301,8 +302,7 @@ class Pass:
             if (
                 self._runtime.started
                 and not node.recoveries
-                and not index.ready.has(node.kind)
-                and self._free(node.kind)
+                and (node.below or (not index.ready.has(node.kind) and self._free(node.kind)))
             ):
                 self._reserve(node)
             else:
@@ -364,6 +364,18 @@ class Pass:
             scheduler.free_total() > self._planned.total()
             and scheduler.free(kind) > self._planned[kind]
         )
+
+    def _reserve_slotless(self) -> None:
+        """Start those with live work below: what they wait for a slot for may have the slot."""
+        index = self._index
+        while index.slotless and self._room():
+            id = self._take(index.slotless)
+            found = self._tx.view.task(id)
+            if found is None or found.below:
+                self._reserve_next(id)
+            elif found.status is PENDING and not found.marked:
+                # That work has ended before the turn came: it queues with the others.
+                index.push_ready(found)
 
     def _reserve_ready(self) -> None:
         ready, scheduler = self._index.ready, self._scheduler
@@ -439,7 +451,7 @@ class Pass:
         self._starting.add(node.id)
         if self._scheduler.suspects.suspect(node):
             self._trial = node.id
-        if not aborting:
+        if not aborting and not node.below:
             self._planned[node.kind] += 1
         self.starts.append(
             Invocation(node.id, node.invocations, definition, aborting, kind=node.kind)

@@ -6,7 +6,8 @@ while there is more. Only after the commit of a pass is durable are its invocati
 task marked running belongs to this holder.
 
 Slots: an invocation of a phase holds one, unless ordinary owned work of its task is live (else a
-tree would starve itself); an abort invocation holds none.
+tree would starve itself); an abort invocation holds none. A task that would hold none needs none to
+be reserved either: a parent whose wait ends early is woken beside the child that has the last slot.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Scheduler:
         """Whether a pass would find something."""
         if self._index.derived_work():
             return True
-        return self._runtime.started and bool(self._index.ready) and self.free_total() > 0
+        if not self._runtime.started:
+            return False
+        return bool(self._index.slotless) or (bool(self._index.ready) and self.free_total() > 0)
 
     # --- slots ---------------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ def check_at_rest(rt: Runtime) -> None:
     index = rt.index
     assert not index.derived_work()
     assert not index.ready or rt.scheduler.free_total() <= 0
+    assert not index.slotless
     assert not rt.staged.nodes
     now = rt.session.clock.now_us()
     timed = {id for _, id in index.timers}

@@ -14,6 +14,7 @@ from worlds import Actor, Next, World, done, forever
 from pidurable.errors import StorageHeldError
 from pidurable.tasks._open import open_runtime
 from pidurable.tasks._retry import Retry
+from pidurable.testing import Fault
 
 _HOUR_US = 3_600 * 1_000_000
 
@@ -135,3 +136,30 @@ async def test_a_closed_session_hears_no_steps() -> None:
             world.clock.step_us += 1
             assert len(world.clock._told) == 1
     assert world.clock._told == []
+
+
+async def test_a_try_that_the_storage_refused_runs_again_although_the_clock_was_set_back(
+    autojump_clock: Any,
+) -> None:
+    """It had begun, so its moment had come; that it lies ahead again by the clock holds nobody."""
+    world = World(Patient, storage_retry_seconds=1.0)
+    go = trio.Event()
+    tries: list[float] = []
+
+    async def script(at: Any, ctx: Any) -> None:
+        tries.append(trio.current_time())
+        if len(tries) == 1:
+            raise OSError("not yet")
+        await go.wait()
+        await ctx.complete("second try")
+
+    async with world.open() as rt:  # C092
+        task = await world.create("a", script, kind=Patient)
+        await trio.sleep(20)
+        assert len(tries) == 2
+        world.clock.step_us = -_HOUR_US
+        world.storage.add(Fault.refuse(times=20))
+        go.set()
+        with trio.fail_after(60):
+            assert (await world.end(task)).result == "second try"
+        check_at_rest(rt)
