@@ -33,6 +33,8 @@ class StoredFacts:
     now_us: int
     holder: HolderRecord | None
     state: HolderState
+    _free: set[int] = attrs.Factory(set)
+    """Tasks above which nothing keeps anything from running: they are not walked up again."""
 
     def _who(self) -> str:
         assert self.holder is not None
@@ -84,7 +86,19 @@ class StoredFacts:
         return look_up(self, on)
 
     def barrier(self, row: TaskRow) -> Look | None:
-        return find_barrier(row, self._owners(row))
+        passed: list[TaskRow] = []
+
+        def owners() -> Iterator[TaskRow]:
+            for owner in self._owners(row):
+                if owner.id in self._free:
+                    return
+                passed.append(owner)
+                yield owner
+
+        look = find_barrier(row, owners())
+        if look is None and not any(owner.blocked == "interrupted" for owner in passed):
+            self._free.update(owner.id for owner in passed)
+        return look
 
     def _owners(self, row: TaskRow) -> Iterator[TaskRow]:
         """The tasks above a task, live and ended, up to the boundary of a background task."""

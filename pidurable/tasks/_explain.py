@@ -135,6 +135,8 @@ class Below:
     @property
     def words(self) -> str:
         """How many, for a person."""
+        if self.more and not self.tasks:
+            return "work below that was not among the live tasks looked at"
         more = "more than " if self.more else ""
         return f"{more}{_count(len(self.tasks), 'live task')} below"
 
@@ -260,7 +262,7 @@ def _follow(facts: Facts, row: TaskRow, look: Look) -> tuple[tuple[int, ...], Lo
         rank = _END_RANKS.get(found.code, 1 if at.blocked else 3)
         # A task with needs is an end only where the way was cut off.
         rank += 10 if found.needs else 0
-        if best is None or rank < best[0]:
+        if best is None or rank < best[0] or (rank == best[0] and found.needs):
             best, end = (rank, at.id), found
         if rank == 0:
             break
@@ -299,7 +301,7 @@ def look_at(facts: Facts, row: TaskRow) -> Look:
         return above if above is not None and above.code == row.blocked else _blocked(facts, row)
     if status is Status.COMPLETING:
         below = facts.below(row.id)
-        if not below.tasks:
+        if not below.tasks and not below.more:
             text = f"ends {row.outcome_status}, with nothing left below"
             look = facts.standstill()
             if look is not None:
@@ -382,7 +384,7 @@ def _blocked(facts: Facts, row: TaskRow) -> Look:
 def _aborting(facts: Facts, row: TaskRow) -> Look:
     why = f"is to be aborted ({plain(row.abort_reason or 'user')})"
     below = facts.below(row.id)
-    if below.tasks:
+    if below.tasks or below.more:
         return Look(code="aborting", text=f"{why} after {below.words}", needs=below.tasks)
     look = facts.standstill()
     if look is not None:

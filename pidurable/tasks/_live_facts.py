@@ -201,10 +201,14 @@ class LiveFacts:
         return Awaited(open_, False, tasks)
 
     def barrier(self, row: TaskRow) -> Look | None:
-        node = self._runtime.published.task(row.id)
-        if node is None:
+        runtime = self._runtime
+        node = runtime.published.task(row.id)
+        # Both remember what they have passed, so that a long way down does not walk up each time.
+        if node is None or not (
+            runtime.below_intent(node) or runtime.halted(runtime.published, node)
+        ):
             return None
-        owners = self._runtime.published.owners(node)
+        owners = runtime.published.owners(node)
         return find_barrier(row, (owner for owner in owners if isinstance(owner, Node)))
 
     def blocked_hint(self, row: TaskRow) -> str | None:

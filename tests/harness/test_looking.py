@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,9 @@ from pidurable.errors import (
     UnknownTaskError,
 )
 from pidurable.harness import _stored_facts
-from pidurable.storage import HolderClaim, SqliteStorage
+from pidurable.records import _codec, _json
+from pidurable.records._tasks import Status, Wait
+from pidurable.storage import Batch, HolderClaim, Op, SqliteStorage, TaskStateRow
 
 
 @attrs.frozen
@@ -183,6 +187,39 @@ async def test_without_a_holder_the_reader_says_that_nobody_runs_it(tmp_path: Pa
     assert "process 77 on elsewhere" in dead.text
 
 
+async def test_a_silent_holder_is_named_with_how_long_it_was_silent(tmp_path: Path) -> None:
+    """One that still has its lock and shows no sign of life may hang, and that is said."""
+    store = tmp_path / "s"
+    async with open_harness(store, registry=registry()) as harness:
+        held, waits = await make(harness, "hold", "wait")
+    storage = SqliteStorage(store)
+    claim = HolderClaim(
+        holder_id="x", host=socket.gethostname(), pid=os.getpid(), at_us=1, lease_seconds=15
+    )
+    head = storage.acquire(claim, takeover=False)
+    row = storage.task(waits)
+    assert row is not None
+    running = TaskStateRow(*row[3:4], int(Status.RUNNING), *row[11:], waits)
+    storage.apply(
+        Batch(
+            epoch=head.epoch,
+            seq=head.seq + 1,
+            next_id=head.next_id,
+            flush=True,
+            writes=[(Op.TASK_STATE, running)],
+        )
+    )
+    async with open_reader(store) as reader:
+        ready, runs = await reader.explain(held), await reader.explain(waits)
+    storage.close()
+
+    assert ready.code == runs.code == "held_elsewhere"
+    assert "holds the session and has been silent for " in ready.text
+    assert ready.remedy == "look whether that process hangs"
+    assert runs.text.startswith(f"runs its code in process {os.getpid()} on ")
+    assert runs.text.endswith(", which is silent")
+
+
 async def test_the_reader_finds_the_owner_that_is_being_aborted(tmp_path: Path) -> None:
     """Above a ready task, over an ended one, the marked owner is found from rows alone."""
     store = tmp_path / "s"
@@ -213,6 +250,47 @@ async def test_the_reader_looks_through_a_bounded_part_of_the_live_tasks(
 
     assert found.code == "completing"
     assert "more than 1 live task below" in found.text
+
+
+async def test_a_long_way_down_costs_the_same_at_every_step(tmp_path: Path) -> None:
+    """Of a chain of 200 owners each is read a few times, not once for everything below it."""
+    store = tmp_path / "s"
+    async with open_harness(store, registry=registry()) as harness:
+        (first,) = await make(harness, "wait")
+    storage = SqliteStorage(store)
+    claim = HolderClaim(holder_id="x", host="here", pid=1, at_us=1, lease_seconds=15)
+    head = storage.acquire(claim, takeover=False)
+    row = storage.task(first)
+    assert row is not None
+    ids = range(first + 100, first + 300)
+    writes: list[Any] = []
+    for id in ids:
+        on = (id + 1,) if id + 1 in ids else None
+        wait = _json.dumps(_codec.encode_wait(Wait(on=on, signals=on is None)))
+        owner = id - 1 if id - 1 in ids else None
+        writes += [(Op.TASK, row._replace(id=id, owner=owner)), (Op.WAIT, (id, wait))]
+    next_id = first + 300
+    storage.apply(
+        Batch(epoch=head.epoch, seq=head.seq + 1, next_id=next_id, flush=True, writes=writes)
+    )
+    storage.release(head.epoch)
+    storage.close()
+    calls: Counter[str] = Counter()
+    async with open_reader(store) as reader:
+
+        class Counting:
+            def __getattr__(self, name: str) -> Any:
+                calls[name] += 1
+                return getattr(inner, name)
+
+        inner = reader._storage
+        reader._storage = Counting()  # type: ignore[assignment]
+        found = await reader.explain(ids[0])
+        reader._storage = inner
+
+    assert len(found.path) == 199
+    assert found.text.endswith("which waits for a signal")
+    assert calls["task"] < 8 * 200
 
 
 async def test_what_is_no_task_is_not_explained(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forev
 
 from pidurable.errors import UnknownTaskError
 from pidurable.records._codes import BLOCKED, NOT_MOVING
-from pidurable.tasks import _live_facts
+from pidurable.records._tasks import Status
+from pidurable.tasks import _explain, _live_facts
 from pidurable.tasks._explain import Explanation, explain
 from pidurable.tasks._live_facts import LiveFacts
 from pidurable.testing import Fault
@@ -506,6 +507,256 @@ async def test_a_harness_that_closes_says_that_work_goes_on_later() -> None:
         found = ask(world, task)
 
     assert found.code == "closing"
+
+
+async def test_a_holder_that_cannot_confirm_itself_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is started without a sign of life, and every ready task names that."""
+    world = World()
+    async with world.open(start=False) as rt:
+        task = await rt.commit(lambda tx: tx.create_task(Actor, "a", conversation=ROOT))
+        monkeypatch.setattr(rt.session, "confirmed", lambda: False)
+        found = ask(world, task)
+
+    assert found.code == "holder_unconfirmed"
+    assert found.text.startswith("is ready, but this process could not store a sign of life")
+
+
+async def test_what_is_reserved_but_not_begun_is_ready() -> None:
+    """Between the commit that reserves a task and its first step it starts in a moment."""
+    world = World()
+    async with world.open() as rt:
+        task = await world.create("a", forever)
+        await world.quiet()
+        row = world.row(task)
+        facts = LiveFacts(rt)
+        begun, reserved = facts.running(row), facts.running(row._replace(id=999))
+        rt.closing = True
+        closing = facts.running(row._replace(id=999))
+        rt.closing = False
+
+    assert (begun.code, reserved.code, closing.code) == ("running", "ready", "closing")
+
+
+async def test_below_an_owner_that_failed_the_owner_is_named() -> None:
+    """A held outcome other than completed aborts what is below, and the child says so first."""
+    world = World(limits={"test.other": 1})
+    world.scripts.update(busy=forever, child=forever)
+
+    async def fails(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            own = tx.create_conversation(key="own")
+        async with ctx.commit() as tx:
+            tx.create_task(Other, "child", conversation=own, key="child")
+            tx.fail("no")
+        world.rt.closing = True
+
+    async with world.open() as rt:
+        await world.create("busy", kind=Other)
+        await world.quiet()
+        top = await world.create("top", fails)
+        await world.quiet()
+        child = max(row.id for row in world.rows())
+        found = ask(world, child)
+        rt.closing = False
+        rt.scheduler.kick()
+        await world.end(top)
+
+    assert found.code == "owner_cancelling"
+    assert (
+        found.text == f"is below task {top} (test.actor), which ends failed, and is aborted first"
+    )
+
+
+async def test_an_abort_that_retries_or_is_blocked_says_so(autojump_clock: Any) -> None:
+    """A handler whose bank is down waits for its next try; one that is parked is blocked."""
+    from pidurable.tasks._definition import Retry
+
+    class Again(Actor):
+        name = "test.again"
+        retry = Retry(on=(OSError,), tries=5, base=100.0, jitter=0.0)
+
+    class Parks(Actor):
+        name = "test.parks"
+        on_fault = "park"
+
+    async def down(at: Any, ctx: Any) -> None:
+        raise OSError("the bank is down")
+
+    world = World(Again, Parks)
+    world.aborts.update(a=down, b=down)
+    async with world.open():
+        tries = await world.create("a", forever, kind=Again)
+        parked = await world.create("b", forever, kind=Parks)
+        await world.quiet()
+        for task in (tries, parked):
+            await world.abort(task, "enough")
+        await trio.sleep(1)
+        retrying, blocked = ask(world, tries), ask(world, parked)
+
+    assert retrying.code == "retrying"
+    assert retrying.text.startswith(
+        "is to be aborted (enough); its handler raised and runs again in 59s"
+    )
+    assert retrying.next_wake_us is not None
+    assert blocked.code == "faulted"
+    assert blocked.text == (
+        "is blocked (faulted) while being aborted (enough): OSError: the bank is down"
+    )
+
+
+async def test_a_wait_for_several_things_names_the_tasks_last() -> None:
+    """So that the way down follows what it belongs to."""
+    world = World()
+    world.scripts["child"] = forever
+
+    async def start(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            on = [tx.create_task(Actor, "child", key="child")]
+            deadline = ctx.now() + timedelta(hours=1)
+            tx.wait(then=Next(1), on=on, signals=True, deadline=deadline)
+
+    async with world.open():
+        top = await world.create("top", start)
+        await world.quiet()
+        found = ask(world, top)
+
+    assert found.text.startswith("waits for a signal or until ")
+    assert " or for 1 of 1 (all_settled): " in found.text
+
+
+async def test_what_is_there_wakes_the_task_when_the_session_can() -> None:
+    """A signal that has come is said to have come, and what keeps it from being taken."""
+    world = World()
+    async with world.open() as rt:
+        task = await world.create("a", wait_for_signal)
+        await world.quiet()
+        rt.closing = True
+        await world.signal(task)
+        closing = ask(world, task)
+        rt.closing = False
+        moving = ask(world, task)
+
+    assert closing.code == "closing"
+    assert closing.unread_signals == 1
+    assert closing.text.startswith("waited, and what it waited for is there, but the harness is")
+    assert moving.text == "waited, and what it waited for is there; it wakes in a moment"
+
+
+async def test_a_wide_hold_is_counted_up_to_a_bound() -> None:
+    """Of a hundred and fifty children a hundred are looked at, and `more than` says so."""
+    world = World()
+    names = [f"c{n}" for n in range(150)]
+    world.scripts.update(dict.fromkeys(names, forever))
+
+    async def hands_over(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            own = tx.create_conversation(key="own")
+        async with ctx.commit() as tx:
+            for name in names:
+                tx.create_task(Actor, name, conversation=own, key=name)
+            tx.complete("")
+
+    async with world.open():
+        top = await world.create("top", hands_over)
+        await world.quiet()
+        wide = ask(world, top)
+
+    assert wide.text.startswith("holds its outcome, completed, for more than 100 live tasks below")
+
+
+async def test_a_new_version_that_cannot_take_it_names_both_versions() -> None:
+    """Blocked for its version, a task says which is stored and which is installed."""
+
+    class Newer(Actor):
+        version = 2
+
+    world = World(Newer)
+    async with world.open():
+        newer = await world.create("a", wait_for_signal, kind=Newer)
+        await world.quiet()
+    world.install(Actor)
+    async with world.open():
+        await world.signal(newer)
+        await world.quiet()
+        old = ask(world, newer)
+
+    assert old.code == "definition_too_old"
+    assert old.text == (
+        "is blocked (definition_too_old), which is of version 2; version 1 is installed"
+    )
+    assert old.remedy == "install version 2 of test.actor or a newer one, or abort it"
+
+
+async def test_damaged_rows_are_looked_past() -> None:
+    """A wait or an outcome that cannot be read hides nothing else of its task."""
+    world = World()
+    async with world.open() as rt:
+        waits, fails = await world.create("a", wait_for_signal), await world.create("b", done)
+        await world.end(fails)
+        await world.quiet()
+        storage = rt.session.storage
+
+        class Damaged:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(storage, name)
+
+            def task_wait(self, task: int) -> str:
+                return "{"
+
+            task_outcome = task_wait
+
+        rt.session.storage = Damaged()  # type: ignore[assignment]
+        try:
+            parked, ended = ask(world, waits), ask(world, fails)
+        finally:
+            rt.session.storage = storage
+
+    assert parked.text == "waits for something that the store does not name"
+    assert ended.text.startswith("completed ")
+
+
+async def test_a_way_that_is_too_long_ends_at_the_deepest_that_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond the bound nothing is looked at, and the last one that was says what it waits for."""
+    monkeypatch.setattr(_explain, "STEPS_MAX", 4)
+    world = World()
+    names = [f"n{n}" for n in range(8)]
+    for name, below in itertools.pairwise(names):
+        world.scripts[name] = parent_of(below)
+    world.scripts[names[-1]] = forever
+    async with world.open():
+        top = await world.create("n0")
+        await world.quiet()
+        found = ask(world, top)
+
+    assert len(found.path) == 4
+    assert found.text.endswith("which waits for 1 of 1 (all_settled)")
+
+
+async def test_what_follows_in_the_next_commit_is_said_to_follow() -> None:
+    """Between a commit and what the scheduler derives from it, a task is about to go on."""
+    world = World()
+    async with world.open() as rt:
+        task = await world.create("a", wait_for_signal)
+        await world.quiet()
+        row = world.row(task)
+        held = row._replace(status=int(Status.COMPLETING), outcome_status="completed")
+        marked = row._replace(status=int(Status.PENDING), abort_us=1, abort_reason=None)
+        facts = LiveFacts(rt)
+        soon = [_explain.look_at(facts, each) for each in (held, marked)]
+        rt.closing = True
+        later = [_explain.look_at(facts, each) for each in (held, marked)]
+        rt.closing = False
+
+    assert [each.code for each in soon] == ["completing", "aborting"]
+    assert soon[0].text == "ends completed, with nothing left below, in a moment"
+    assert soon[1].text == "is to be aborted (user); its handler is next"
+    assert [each.code for each in later] == ["closing", "closing"]
+    for each in later:
+        assert each.text.endswith(", but the harness is closing; it goes on when reopened")
 
 
 async def test_the_line_costs_rows_of_its_own_way_only() -> None:
