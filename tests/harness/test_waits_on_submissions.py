@@ -9,6 +9,7 @@ import pytest
 from agent_world import World, calls, crash_everywhere, odd_tool
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.agent._inbox import submit
 from pidurable.agent._script import Step, When
 from pidurable.errors import NotFoundError, WaitCycleError, WaitTimeoutError
 from pidurable.harness._open import Harness
@@ -233,3 +234,34 @@ async def test_a_call_that_waits_in_memory_is_explained(autojump_clock: MockCloc
 
     assert "waits there for 1 submission: " in explained.text
     assert len(explained.path) == 1
+
+
+async def test_what_a_submission_needs_is_the_same_from_both_ends(
+    autojump_clock: MockClock,
+) -> None:
+    """Placed, queued or staged in the asking commit, it needs the generation that is at work."""
+    world = World(Step(text="one", delay=60.0), "two", "three")
+
+    async with world.open() as harness:
+        root, other = await harness.root(), await harness.create_conversation()
+        placed, queued = await root.submit("a"), await root.submit("b")
+        await wait_all_tasks_blocked()
+        runtime = harness._runtime
+        kinds = runtime.kinds
+        (run,) = [task.id for task in harness.tasks() if task.outcome is None]
+        node = runtime.published.task(run)
+        assert node is not None
+        assert list(kinds.needed_by(node, None)) == [placed.id, queued.id]
+        async with harness.commit() as tx:
+            session = runtime.session
+            more = submit(session, tx, root.id, "c", when_busy="follow_up", request_id=None)
+            apart = submit(session, tx, other.id, "d", when_busy="follow_up", request_id=None)
+            assert list(kinds.needed_by(node, tx)) == [placed.id, queued.id, more]
+            for id in (placed.id, queued.id, more):
+                assert list(kinds.needs(id, tx)) == [run]
+            assert list(kinds.needs(apart, tx)) not in ([], [run])
+        assert list(kinds.needs(queued.id, None)) == [run]
+        await harness.wait_for_idle()
+        assert list(kinds.needs(placed.id, None)) == []
+        assert list(kinds.needs(run, None)) == []
+        assert list(kinds.needed_by(node, None)) == []

@@ -458,6 +458,43 @@ async def test_what_others_keep_may_need_a_task() -> None:
     ]
 
 
+async def test_a_wait_in_memory_for_what_others_keep_is_an_edge_while_it_lasts() -> None:
+    """Who parks on a task whose code waits for a ticket is refused where that needs its own end."""
+    world = World()
+    go, over = trio.Event(), trio.Event()
+
+    async def holder(at: Any, ctx: Any) -> None:
+        with world.rt.waits.holding(ONE, others=(ONE,)):
+            await over.wait()
+        with world.rt.waits.holding(TWO, others=(TWO,), bounded=True):
+            assert world.rt.cycles.held_by(ctx.task_id) == ()
+        await ctx.complete("")
+
+    async def parking(at: Any, ctx: Any) -> None:
+        if isinstance(at, Next):
+            await ctx.complete("")
+            return
+        tickets.needed[ONE] = int(ctx.task_id)
+        await go.wait()
+        with pytest.raises(WaitCycleError) as caught:
+            await ctx.wait(then=Next(1), on=[held])
+        assert caught.value.path == (
+            f"{ctx.task_id} test.actor -> {held} test.actor -> {ONE} ticket -> {ctx.task_id}"
+        )
+        over.set()
+        await world.quiet()
+        await ctx.wait(then=Next(1), on=[held])
+
+    async with world.open() as rt:
+        tickets = Tickets(rt, set())
+        parked = await world.create("parking", parking)
+        await world.quiet()
+        held = await world.create("holder", holder)
+        await world.quiet()
+        go.set()
+        assert (await world.end(parked)).status == "completed"
+
+
 async def test_a_damaged_list_of_what_is_awaited_takes_only_that_task_off() -> None:
     """A waiter whose stored wait names no possible id waits; the store opens all the same."""
     world = World()

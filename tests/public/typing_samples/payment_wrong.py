@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import attrs
 
 from pidurable import Registry, Task, TaskContext, nothing_to_undo, open_harness, phase
@@ -36,8 +38,13 @@ class Receipt:
 PaymentContext = TaskContext[Card, Prepare | Charge, Receipt]
 
 
+class PaymentHooks(Protocol):
+    async def before_charge(self, cents: int) -> str | None: ...
+
+
 class Payment(Task[Card, Prepare | Charge, Receipt]):
     name = "shop.payment"
+    hooks = PaymentHooks
     abort = nothing_to_undo
 
     def initial(self, card: Card) -> Prepare:
@@ -49,6 +56,9 @@ class Payment(Task[Card, Prepare | Charge, Receipt]):
         await ctx.goto(Charge)  # error: the class, not an instance
         await ctx.complete("r1")  # error: not the result type
         print(ctx.input.amount)  # error: the input has no such field
+        hooks: PaymentHooks = ctx.hooks
+        await hooks.before_charge("1999")  # error: not what the question takes
+        await hooks.before_refund(1999)  # error: no such question
 
     @phase
     async def charge(self, at: Charge, ctx: PaymentContext) -> None:
