@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         Status as Status,
         TaskRecord as TaskRecord,
         Wait as Wait,
+        WokenBy as WokenBy,
     )
     from pidurable.registry import (
         Env as Env,
@@ -233,6 +234,7 @@ _HOMES = {
         "Status",
         "TaskRecord",
         "Wait",
+        "WokenBy",
     ),
     "pidurable.registry": (
         "Env",

@@ -41,6 +41,8 @@ OutcomeStatus = Literal["completed", "failed", "aborted", "orphaned", "faulted"]
 """How a task ended."""
 JoinPolicy = Literal["all_settled", "fail_fast", "first_success"]
 """When a wait on tasks aborts the others: never, at the first failure, at the first success."""
+WokenBy = Literal["tasks", "signal", "deadline"]
+"""What ended a wait: all that was awaited is there, an unread signal, or the moment."""
 OnRestart = Literal["go", "wait", "abort"]
 """What a restart does to a live task and what is below it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, final
 
 import trio
 
@@ -22,7 +22,7 @@ from pidurable.errors import (
 from pidurable.records import _json
 from pidurable.records._checks import check_is_list, check_name
 from pidurable.records._ids import TaskId
-from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome
+from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome, WokenBy
 from pidurable.tasks._committed import CommittedState
 from pidurable.tasks._definition import Task
 from pidurable.tasks._hooks import HookHandler, Hooks, no_hooks, unknown_hook
@@ -77,9 +77,12 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         return self._phase.conversation_id
 
     @property
-    def woken_by(self) -> str | None:
-        """After a wait: `tasks`, `signal` or `deadline`."""
-        return self._phase.woken_by
+    def woken_by(self) -> WokenBy | None:
+        """What ended the wait before this phase; None where there was none.
+
+        Of several that were due at once, the first of `tasks`, `signal` and `deadline`.
+        """
+        return cast("WokenBy | None", self._phase.woken_by)
 
     @property
     def abort_reason(self) -> str | None:

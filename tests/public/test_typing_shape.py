@@ -19,6 +19,9 @@ CHECKOUT = Path(__file__).parents[2]
 RIGHT = sorted(path.name for path in SAMPLES.glob("*.py") if not path.stem.endswith("_wrong"))
 WRONG = sorted(path.name for path in SAMPLES.glob("*_wrong.py"))
 
+Found = dict[str, dict[int, str]]
+"""Errors by sample and line."""
+
 
 def _run(*command: str) -> str:
     """Run a checker in the checkout and return what it printed."""
@@ -35,7 +38,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _mypy_errors(sample: Path, cache: Path) -> dict[int, str]:
+def _mypy_errors(folder: Path) -> Found:
     output = _run(
         "mypy",
         "--config-file=",
@@ -43,22 +46,23 @@ def _mypy_errors(sample: Path, cache: Path) -> dict[int, str]:
         "--no-error-summary",
         "--follow-imports=silent",
         "--show-absolute-path",
-        f"--cache-dir={cache}",
-        str(sample),
+        f"--cache-dir={folder}",
+        *map(str, sorted(SAMPLES.glob("*.py"))),
     )
-    found: dict[int, str] = {}
+    found: Found = {}
     for line in output.splitlines():
         place, _, text = line.partition(": error: ")
         if text:
             path, _, number = place.rpartition(":")
-            key = int(number) if Path(path) == sample else 0
-            found[key] = line
+            key = int(number) if Path(path).parent == SAMPLES else 0
+            found.setdefault(Path(path).name, {})[key] = line
     return found
 
 
-def _pyright_errors(sample: Path, folder: Path) -> dict[int, str]:
+def _pyright_errors(folder: Path) -> Found:
     # Only files below the configuration are reported, so the package is read, but not judged.
-    (folder / sample.name).write_text(sample.read_text())
+    for sample in SAMPLES.glob("*.py"):
+        (folder / sample.name).write_text(sample.read_text())
     settings = {
         "include": ["."],
         "extraPaths": [str(CHECKOUT)],
@@ -68,47 +72,39 @@ def _pyright_errors(sample: Path, folder: Path) -> dict[int, str]:
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     output = _run("pyright", "--outputjson", "-p", str(folder), "--pythonpath", sys.executable)
     report = json.loads(output)
-    assert report["summary"]["filesAnalyzed"] >= 1, output
-    found = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
-    return {
-        each["range"]["start"]["line"] + 1 if Path(each["file"]).name == sample.name else 0: (
-            each["message"]
-        )
-        for each in found
-    }
+    assert report["summary"]["filesAnalyzed"] >= len(RIGHT + WRONG), output
+    found: Found = {}
+    for each in report["generalDiagnostics"]:
+        if each["severity"] == "error":
+            lines = found.setdefault(Path(each["file"]).name, {})
+            lines[each["range"]["start"]["line"] + 1] = each["message"]
+    return found
 
 
-@pytest.fixture(scope="module")
-def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the module: the package itself is read once."""
-    return tmp_path_factory.mktemp("mypy-cache")
-
-
-def _errors(checker: str, sample: Path, folder: Path, cache: Path) -> dict[int, str]:
+@pytest.fixture(scope="module", params=["mypy", "pyright"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What a checker says of all samples, which it reads in one run: starting takes the time."""
     # The checkers belong to the dev extra; who only runs the tests need not have them.
+    checker = request.param
     pytest.importorskip(checker, reason=f"{checker} is not installed; the dev extra brings it")
-    if checker == "mypy":
-        return _mypy_errors(sample, cache)
-    return _pyright_errors(sample, folder)
+    folder = tmp_path_factory.mktemp(checker)
+    return _mypy_errors(folder) if checker == "mypy" else _pyright_errors(folder)
 
 
-def _marked_lines(sample: Path) -> set[int]:
-    lines = sample.read_text().splitlines()
-    return {number for number, line in enumerate(lines, start=1) if "# error:" in line}
+def _marked_lines(source: str) -> set[int]:
+    return {
+        number for number, line in enumerate(source.splitlines(), start=1) if "# error:" in line
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
 @pytest.mark.parametrize("name", RIGHT)
-def test_the_manuals_shape_checks_without_casts(
-    checker: str, name: str, tmp_path: Path, mypy_cache: Path
-) -> None:
+def test_the_manuals_shape_checks_without_casts(name: str, found: Found) -> None:
     """The right samples have no error in strict mode, and need no cast or ignore for that."""
-    sample = SAMPLES / name
-    source = sample.read_text()
+    source = (SAMPLES / name).read_text()
 
-    assert _errors(checker, sample, tmp_path, mypy_cache) == {}
+    assert found.get(name, {}) == {}
 
     assert "cast" not in source.replace("without casts", "")
     assert "ignore" not in source
@@ -116,16 +112,19 @@ def test_the_manuals_shape_checks_without_casts(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
 @pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_errors_in_the_editor(
-    checker: str, name: str, tmp_path: Path, mypy_cache: Path
-) -> None:
+def test_mistakes_are_errors_in_the_editor(name: str, found: Found) -> None:
     """Exactly the marked lines of the wrong samples are errors, in both checkers."""
-    sample = SAMPLES / name
-    expected = _marked_lines(sample)
+    expected = _marked_lines((SAMPLES / name).read_text())
 
-    errors = _errors(checker, sample, tmp_path, mypy_cache)
+    errors = found.get(name, {})
 
     assert len(expected) > 5
     assert expected == set(errors), errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_nothing_else_is_judged(found: Found) -> None:
+    """Every error is one of the samples' own: the package is read, and not judged."""
+    assert set(found) <= set(WRONG)
