@@ -64,6 +64,7 @@ from pidurable.records._json import (
 from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
 from pidurable.records._plain import (
+    completed_text as completed_text,
     decode_edits as decode_edits,
     decode_error as decode_error,
     decode_messages as decode_messages,

@@ -79,12 +79,35 @@ def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -
     return text
 
 
-_encode = json.JSONEncoder(
-    ensure_ascii=False,
-    allow_nan=False,
-    check_circular=False,  # the walk before has bounded the depth, so there is no cycle
-    separators=(",", ":"),
-).encode
+def _make_encode() -> Callable[[object], str]:
+    """The encoder of the standard library, made once.
+
+    Its own `encode` makes the C code anew at each call, which takes longer than a small value.
+    Where that code is not there, or is made in another way, `encode` is used as it is.
+    """
+    encoder = json.JSONEncoder(
+        ensure_ascii=False,
+        allow_nan=False,
+        check_circular=False,  # the walk before has bounded the depth, so there is no cycle
+        separators=(",", ":"),
+    )
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    write_text = json.encoder.encode_basestring
+    try:
+        parts = make(None, encoder.default, write_text, None, ":", ",", False, False, False)
+    except TypeError:
+        return encoder.encode
+
+    def encode(value: object) -> str:
+        return "".join(parts(value, 0))
+
+    return encode
+
+
+_encode = _make_encode()
+_decode_stored = json.JSONDecoder().raw_decode
 
 
 def check_json(
@@ -153,7 +176,13 @@ def loads_stored(text: str) -> JsonValue:
         NotJsonError: It is not what `dumps` wrote: the store is damaged.
     """
     try:
-        return json.loads(text)
+        value, end = _decode_stored(text)
+        if end == len(text):
+            return value
+    except (ValueError, TypeError, RecursionError):
+        pass  # told below
+    try:
+        return json.loads(text)  # knows blanks around it, and says what is wrong
     except (ValueError, RecursionError) as error:
         raise NotJsonError("$", f"the stored text is damaged, {error}", show(text)) from error
 

@@ -428,6 +428,11 @@ def encode_outcome(outcome: OutcomeRecord) -> dict[str, JsonValue]:
     return json
 
 
+def completed_text(result_text: str) -> str:
+    """Return the stored text of a completed outcome whose result is encoded already."""
+    return f'{{"status":"completed","result":{result_text}}}'
+
+
 def decode_outcome(json: JsonValue, *, path: str = "$") -> OutcomeRecord:
     """Read an outcome from its stored shape.
 

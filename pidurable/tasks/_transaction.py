@@ -59,6 +59,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._phase = phase
         self.phase = phase
         self._decide: Callable[[], None] | None = None
+        self._checked = False
 
     def check_phase(self) -> Node:
         """Refuse a commit that comes too late for its task. In line order, so it is exact."""
@@ -70,18 +71,17 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             raise InvocationEndedError(phase.task_id, f"the task is {state}")
         if node.marked and not phase.aborting:
             raise AbortRequestedError(phase.task_id, node.abort_reason or "user")
+        self._checked = True
         return node
 
     # --- transitions ---------------------------------------------------------------------
 
     def goto(self, checkpoint: CheckpointT) -> None:
         """Continue at the phase of this checkpoint once the handler has returned."""
-        self._transition_guard()
-        tag, text = self._runtime.encode_checkpoint(self._phase.definition, checkpoint)
-        self.next_checkpoint = (tag, text)
-        node = self.view.task(self._phase.task_id)
-        assert node is not None
+        node = self._transition_guard()
         phase = self._phase
+        tag, text = self._runtime.encode_checkpoint(phase.definition, checkpoint)
+        self.next_checkpoint = (tag, text)
         progress = (tag, text) != (phase.tag, phase.checkpoint)
         if progress and (node.recoveries or node.tries or node.woken_by):
             # Progress forgives what a crash or a retry had charged, and ends what woke it.
@@ -92,10 +92,11 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             self.put_state(node)
         self.writes.append((Op.CHECKPOINT, (self._phase.task_id, tag, text, self.now_us())))
 
-    def _transition_guard(self) -> None:
-        self.check_phase()
+    def _transition_guard(self) -> Node:
+        node = self.check_phase()
         if self._decide is not None:
             raise InvocationEndedError(self._phase.task_id, "its outcome or wait is decided")
+        return node
 
     def wait(
         self,
@@ -175,11 +176,15 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
 
     def complete(self, result: ResultT) -> None:
         """End the task with its result. Nothing can be committed after it."""
+        self._transition_guard()
         info = self._phase.info
-        text = self._runtime.snapshot().codec.encode(
-            result, info.result_type, path=f"$<{info.name} result>"
+        text = self._runtime.snapshot().codec.encode_text(
+            result,
+            info.result_type,
+            path=f"$<{info.name} result>",
+            bytes_max=self._session.settings.value_bytes_max,
         )
-        self._end("completed", result=text, has_result=True)
+        self._decide_outcome("completed", _codec.completed_text(text))
 
     def fail(
         self, error: BaseException | str, *, detail: Any = None, result: ResultT | None = None
@@ -232,15 +237,23 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             status=status, result=result, has_result=has_result, error=error, reason=reason
         )
         # Size is checked now, at the caller's line; the rows are made when all creations are known.
-        _json.dumps(
+        text = _json.dumps(
             _codec.encode_outcome(record),
             path="$<outcome>",
             bytes_max=self._session.settings.value_bytes_max,
         )
-        self._decide = lambda: self.settle(self.view.edit_task(self._phase.task_id), record)
+        self._decide_outcome(status, text)
+
+    def _decide_outcome(self, status: OutcomeStatus, text: str) -> None:
+        def decide() -> None:
+            self.settle_as(self.view.edit_task(self._phase.task_id), status, text)
+
+        self._decide = decide
 
     def seal(self) -> None:
-        self.check_phase()
+        # Nobody else's body has run since this one began, so only itself can have changed its task.
+        if not self._checked or self._phase.task_id in self.view.nodes:
+            self.check_phase()
         if self._decide is not None:
             self._decide()
         super().seal()

@@ -424,8 +424,13 @@ class TreeTransaction(Transaction):
 
     def settle(self, node: Node, outcome: OutcomeRecord) -> None:
         """Decide the outcome of a task: terminal, or completing while work below is live."""
-        node.outcome_status = outcome.status
-        self.writes.append(_outcome_write(node, outcome))
+        text = _json.dumps(_codec.encode_outcome(outcome), path="$<outcome>")
+        self.settle_as(node, outcome.status, text)
+
+    def settle_as(self, node: Node, status: str, outcome_text: str) -> None:
+        """`settle` with an outcome that is encoded already."""
+        node.outcome_status = status
+        self.writes.append((Op.OUTCOME, (node.id, outcome_text)))
         if node.status is WAITING:
             self.writes.append((Op.WAIT_DELETE, (node.id,)))
             node.wait = None

@@ -75,6 +75,16 @@ def test_every_strict_value_comes_back_exactly(value: Any) -> None:
 
 
 @given(VALUES)
+def test_a_stored_text_may_have_blanks_around_it(value: Any) -> None:
+    """A store that a person has edited is read as well, and what follows a value is damage."""
+    text = dumps(value)
+
+    assert same(value, loads_stored(f" {text}\n"))
+    with pytest.raises(NotJsonError, match="the stored text is damaged, Extra data"):
+        loads_stored(f"{text} {text}")
+
+
+@given(VALUES)
 def test_the_text_is_what_the_standard_encoder_writes(value: Any) -> None:
     """The quick way writes compact JSON, in the order of the keys and without escaped letters."""
     assert json.dumps(value, separators=(",", ":"), ensure_ascii=False) == dumps(value)

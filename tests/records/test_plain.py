@@ -120,6 +120,17 @@ def test_every_record_comes_back_exactly(pair: tuple[Any, str]) -> None:
     assert value == getattr(codec, f"decode_{name}")(json)
 
 
+@given(st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists))
+def test_a_completed_outcome_is_the_same_around_a_text(value: Any) -> None:
+    """Writing it around an encoded result gives what encoding the whole gives."""
+    whole = OutcomeRecord(status="completed", result=value, has_result=True)
+    try:
+        text = dumps(value)
+    except NotJsonError:
+        return
+    assert codec.completed_text(text) == dumps(codec.encode_outcome(whole))
+
+
 def test_the_stored_shape_is_fixed() -> None:
     """The shape is public: this test is its definition, and changing it needs a migration."""
     messages = (
