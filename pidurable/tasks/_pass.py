@@ -156,12 +156,23 @@ class Pass:
             else:
                 return
             node = tx.view.task(id)
+            if reason == "deadline" and node is not None and self._is_early(node):
+                continue
             had_intent = node is not None and node.intent
             if tx.mark(id, reason):
                 self.records += 1
                 if alone and not had_intent:
                     index.expanded.add(id)
                     self._expanding.append(id)
+
+    def _is_early(self, node: Node) -> bool:
+        """Whether the clock was set back since the deadline was taken; then it comes again."""
+        moment = node.deadline_us
+        if moment is None or moment <= self._tx.now_us():
+            return False
+        if node.live and not node.marked:
+            self._index.timers.push(moment, node.id)
+        return True
 
     def _look(self) -> bool:
         """Look at one thing that may lead to marks; False if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -56,6 +56,28 @@ async def test_a_clock_set_back_over_a_restart_keeps_nothing_waiting(autojump_cl
         with trio.fail_after(100):
             outcomes = [await world.end(task) for task in tasks]
     assert {outcome.status for outcome in outcomes} == {"completed"}
+
+
+async def test_a_deadline_that_was_queued_waits_again_after_a_step_back(mock_clock: Any) -> None:
+    """A task is not marked before its deadline by a pass that the step of the clock overtook."""
+    world = World()
+    async with world.open(), trio.open_nursery() as nursery:
+        moment = datetime.fromtimestamp(world.clock.now_us() / 1e6, UTC) + timedelta(seconds=10)
+        task = await world.create("a", forever, deadline=moment)
+        await world.quiet()
+        world.blocking.hold()
+        nursery.start_soon(world.signal, task)
+        await world.quiet()
+        # The pass that is to mark it queues behind the commit that is inside the storage.
+        mock_clock.jump(11)
+        await world.quiet()
+        world.clock.step_us = -5_000_000
+        world.blocking.release()
+        await world.quiet()
+        assert world.marked(task) == [False]
+        mock_clock.jump(5)
+        assert (await world.end(task)).reason == "undone"
+        assert world.row(task).abort_reason == "deadline"
 
 
 async def test_a_retry_that_was_queued_waits_again_after_a_step_back(autojump_clock: Any) -> None:
