@@ -617,11 +617,14 @@ class Oracle:
     # --- limits, signals -------------------------------------------------------------------
 
     def slots(self, working: Counter[int]) -> Counter[str]:
-        """The slots that are held, by kind and in all (""): of phases with nothing below."""
+        """The slots that are held, by kind and in all (""): of phases with nothing below.
+
+        A phase below an intent was stopped, or never started.
+        """
         held: Counter[str] = Counter()
         for id, task in self.tasks.items():
             phase = task["status"] == "running" and self.books[id]["invocation"] == "phase"
-            if phase and not working[id]:
+            if phase and not working[id] and task["mark"] is None and not self.cancelled(id):
                 held.update([task["kind"], ""])
         return held
 
