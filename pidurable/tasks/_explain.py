@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import attrs
 
@@ -25,6 +25,9 @@ from pidurable.records._checks import is_id
 from pidurable.records._moments import duration, moment
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord, OutcomeStatus, Status, Wait
 from pidurable.storage import Storage, TaskRow
+
+if TYPE_CHECKING:
+    from pidurable.tasks._tree import Node
 
 __all__ = [
     "LOOKS_MAX",
@@ -453,28 +456,7 @@ def look_up(facts: Facts, on: Sequence[int]) -> Awaited:
     return Awaited(found, len(on) > AWAITED_MAX, tuple(tasks))
 
 
-class Owner(Protocol):
-    """What is looked at of an owner: a row, or the holder's own record of it."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def abort_us(self) -> int | None: ...
-    @property
-    def abort_reason(self) -> str | None: ...
-    @property
-    def outcome_status(self) -> str | None: ...
-    @property
-    def blocked(self) -> str | None: ...
-    @property
-    def on_restart(self) -> str | None: ...
-
-
-def find_barrier(row: Owner, owners: Iterable[Owner]) -> Look | None:
+def find_barrier(row: TaskRow, owners: Iterable[TaskRow | Node]) -> Look | None:
     """What keeps a task from running because of an owner above it.
 
     Args:
