@@ -175,7 +175,11 @@ class Runtime(SessionTree):
         """Nothing to refuse here: transactions check themselves against the staged tree."""
 
     def joined(self, tx: Any) -> None:
-        if isinstance(tx, TreeTransaction) and tx.view.nodes:
+        if not isinstance(tx, TreeTransaction):
+            return
+        for task_id, change in tx.signalled.items():
+            self.staged_signals[task_id] = self.staged_signals.get(task_id, 0) + change
+        if tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
             self.staged.intents = self.staged.intents or tx.view.intents
             self.cycles.stage(self.staged, tx.view.nodes.values())
@@ -183,10 +187,11 @@ class Runtime(SessionTree):
     def reverted(self) -> None:
         self.staged.nodes.clear()
         self.staged.intents = False
+        self.staged_signals.clear()
         self.cycles.unstage()
 
     def committed(self, tx: Any) -> None:
-        if self.staged.nodes:
+        if self.staged.nodes or self.staged_signals:
             self.reverted()
         if not isinstance(tx, TreeTransaction):
             return

@@ -404,6 +404,7 @@ class TreeTransaction(Transaction):
             if self.claimed(claim) or self._session.storage.signal_by_key(task_id, key):
                 return
         unread = self._runtime.unread(task_id) + self.signalled.get(task_id, 0)
+        unread += self._runtime.staged_signals.get(task_id, 0)
         if unread >= SIGNALS_UNREAD_MAX:
             raise SignalRefusedError(
                 task_id, f"{SIGNALS_UNREAD_MAX} signals are unread, the most allowed"

@@ -14,6 +14,7 @@ from pidurable.errors import (
     InvalidArgumentError,
     SessionPoisonedError,
     SignalRefusedError,
+    StorageRefusedError,
     TaskEndedError,
     UnknownTaskError,
 )
@@ -406,6 +407,49 @@ async def test_signals_are_bounded_and_dropped_with_their_task() -> None:
         await world.end(task)
         assert rt.session.storage.live_signals() == []
         assert not rt._signals
+
+
+async def test_signals_of_one_batch_are_bounded_together() -> None:
+    """What other commits of the batch stored counts: of two with 600 each, one is refused whole."""
+    world = World(storage_retry_seconds=0.0)
+    refused: list[str] = []
+
+    def fill(tx: Any) -> None:
+        for _ in range(600):
+            tx.signal(task, "s")
+
+    def fill_up(tx: Any) -> None:
+        for _ in range(400):
+            tx.signal(task, "s")
+
+    async def send(rt: Any) -> None:
+        try:
+            await rt.commit(fill)
+        except SignalRefusedError as error:
+            refused.append(str(error))
+
+    async with world.open() as rt:
+        task = await world.create("a", forever)
+        await world.quiet()
+        world.blocking.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.create, "b", forever)
+            await world.quiet()
+            for _ in range(2):
+                nursery.start_soon(send, rt)
+            await world.quiet()
+            world.blocking.release()
+        assert len(refused) == 1
+        assert rt.session.storage.live_signals() == [(task, 600)]
+        assert rt.unread(task) == 600
+        assert not rt.staged_signals
+        # A batch that failed leaves nothing counted: all of the room is there again.
+        world.storage.add(Fault.refuse())
+        with pytest.raises(StorageRefusedError):
+            await rt.commit(fill_up)
+        await rt.commit(fill_up)
+        with pytest.raises(SignalRefusedError, match="unread"):
+            await world.signal(task)
 
 
 @pytest.mark.parametrize(
