@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyte
 import pytest
 import trio
-from terminals import checkout_root, terminal
+from terminals import SECONDS_MAX, checkout_root, terminal
 
 from pidurable.cli._render import clean_line
 from pidurable.cli._screen import BYTES_PER_SECOND, Screen, open_screen
@@ -54,7 +57,7 @@ class Store:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path / "s.sqlite")
     yield made
     made.close()
@@ -419,26 +422,30 @@ async def test_output_is_bounded_whatever_is_to_be_drawn(autojump_clock: object)
 # --- at the command line ----------------------------------------------------------------------
 
 
-def run_watch(path: Path, *argv: str, **environ: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            *["-m", "pidurable.cli", "task", "tree", "--watch"],
-            *argv,
-            "--store",
-            str(path),
-        ],
+@contextlib.contextmanager
+def printed_watch(path: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """Watch a store into a pipe; killed if it takes too long, so that no read waits for ever."""
+    command = [sys.executable, "-m", "pidurable.cli", "task", "tree", "--watch"]
+    with subprocess.Popen(
+        [*command, *argv, "--store", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": checkout_root(), **environ},
-    )
+        env={**os.environ, "PYTHONPATH": checkout_root()},
+    ) as process:
+        watchdog = threading.Timer(SECONDS_MAX, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
 
 
 def test_without_a_terminal_a_frame_is_printed_when_something_changed(store: Store) -> None:
     """Plain frames, one at the start and one after each change, and none for time that passes."""
     few(store)
-    with run_watch(store.path, "--interval", "0.1") as process:
+    with printed_watch(store.path, "--interval", "0.1") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(6)]
         store.write(*task(row(9, "shop.late")))
@@ -464,7 +471,9 @@ def test_on_a_terminal_it_follows_the_size_and_leaves_cleanly(store: Store, tmp_
         found.until("more (")
         tall = len(found.text().split("\n"))
         found.resize(60, 12)
+        deadline = time.monotonic() + SECONDS_MAX
         while len(found.text().split("\n")) > 12 or "10,000 live" not in found.text():
+            assert time.monotonic() < deadline, found.text()
             found.read()
         found.press(b"typed")
         found.press(b"\x03")
