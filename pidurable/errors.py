@@ -221,8 +221,11 @@ class UnknownDefinitionError(PidurableError, LookupError):
     nearest: str | None = None
 
     def __str__(self) -> str:
-        near = f" Did you mean {self.nearest!r}?" if self.nearest else ""
-        return f"no installed extension defines the task kind {self.kind!r}.{near}"
+        near = f"Did you mean {self.nearest!r}? " if self.nearest else ""
+        return (
+            f"no installed extension defines the task kind {self.kind!r}. {near}Install one, as "
+            "in registry.install(Extension('shop', tasks=[Payment()]))."
+        )
 
 
 @attrs.define(eq=False)

@@ -233,7 +233,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         """
         return TaskCommit(self._runtime, self._phase)
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __getattr__(self, name: str) -> NoReturn:
             """Point at the transaction for what only a commit can do."""

@@ -147,7 +147,7 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
         write `abort = nothing_to_undo` instead.
         """
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
 
         def __class_getitem__(cls, parameters: Any) -> Any:
             """Count the parameters in words that help; typing's own name no remedy."""

@@ -122,9 +122,8 @@ def first_checkpoint(
     choices = " or ".join(f"{member.__name__}(...)" for member in info.checkpoint_types)
     remedy = f"Return an instance of a checkpoint class: {choices}."
     seen = show(first)
-    if inspect.isawaitable(first):
-        if inspect.iscoroutine(first):
-            first.close()
+    if inspect.iscoroutine(first):
+        first.close()  # Or Python warns, at some later moment, of what is said here.
         seen = "a coroutine"
         remedy += " Whatever has to be awaited belongs into the first phase."
     raise DefinitionError(cls, f"`initial` returned {seen}, which is no checkpoint of it", remedy)

@@ -84,7 +84,7 @@ class TaskCommit(Generic[CheckpointT, ResultT]):
             self._phase.storage_refused = True
         self._phase.landed()
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # pragma: no branch
         # Type checkers know these mistakes as it is; without them, Python's own words do not help.
 
         def __await__(self) -> NoReturn:

@@ -267,6 +267,18 @@ async def fails_with_a_result_of_another_type(at: Any, ctx: Any) -> None:
     await ctx.fail("declined", result=3)
 
 
+@running
+async def raises_a_cancellation_of_its_own(at: Any, ctx: Any) -> None:
+    kept: list[BaseException] = []
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:  # noqa: ASYNC103 - the mistake
+            kept.append(cancelled)
+    raise kept[0]
+
+
 # --- waits --------------------------------------------------------------------------------------
 
 
