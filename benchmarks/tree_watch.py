@@ -123,6 +123,7 @@ async def hold(path: Path) -> None:
     """Run what is in the store until this process is killed."""
     async with open_tasks(path, Work(), Sleeper(), durability="process") as runtime:
         runtime.start()
+        await trio.sleep(2 * PAUSE_SECONDS)  # Until all of them have begun.
         before = runtime.session.line.published_seq
         await trio.sleep(2.0)
         tell({"commits_s": (runtime.session.line.published_seq - before) / 2.0})
