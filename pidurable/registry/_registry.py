@@ -102,7 +102,13 @@ class Registry:
         Raises:
             ExtensionError: The whole would not be valid. Nothing changed.
         """
-        new = {extension.name: extension for extension in install}
+        new: dict[str, Extension] = {}
+        for extension in install:
+            if extension.name in new:
+                raise ExtensionError(
+                    extension.name, "it is to be installed twice at once", "Rename one of the two."
+                )
+            new[extension.name] = extension
         gone = set(remove) - new.keys()
         parts: list[Installed] = []
         for part in self._installed:

@@ -314,6 +314,16 @@ def test_what_does_not_fit_changes_nothing(registry: Registry) -> None:
         assert registry.snapshot is before
 
 
+def test_two_extensions_of_one_name_are_not_installed_at_once(registry: Registry) -> None:
+    """Neither would be the one that was meant, so nothing changes."""
+    before = registry.snapshot
+
+    with pytest.raises(ExtensionError, match="'twin': it is to be installed twice at once"):
+        registry.replace(install=[Extension("twin"), Extension("twin")])
+
+    assert registry.snapshot is before
+
+
 def test_only_built_ins_use_the_reserved_prefix(registry: Registry) -> None:
     """Kinds that begin with `pi.` come with the extension `pi`, which only a harness installs."""
 

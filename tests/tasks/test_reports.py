@@ -69,3 +69,50 @@ async def test_a_crash_loop_is_reported_with_the_kind_of_its_task(
         assert world.row(task).blocked == "crash_loop"
     (line,) = said(caplog, "crash_loop")
     assert line.startswith(f"task {task} (test.actor): crash_loop: the process died 1 times")
+
+
+async def test_what_a_phase_raises_while_it_is_aborted_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The abort goes on and decides the outcome; the error of the clean-up is not lost."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("the clean-up failed")
+
+    async with world.open():
+        task = await world.create("a", script)
+        await world.quiet()
+        await world.abort(task)
+        assert (await world.end(task)).status == "aborted"
+    assert said(caplog, "clean-up") == [
+        f"task {task} (test.actor): phase `start` of Actor (test.actor) raised when it was "
+        "aborted, and its abort goes on: ValueError: the clean-up failed"
+    ]
+
+
+async def test_a_cancelled_phase_that_ends_quietly_is_not_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither a cancellation nor a commit that was refused because of the mark is worth a line."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await go.wait()
+            await ctx.goto(at)
+
+    go = trio.Event()
+    async with world.open():
+        quiet = await world.create("quiet", forever)
+        refused = await world.create("refused", script)
+        await world.quiet()
+        await world.abort(quiet)
+        await world.abort(refused)
+        go.set()
+        for task in (quiet, refused):
+            assert (await world.end(task)).status == "aborted"
+    assert said(caplog, "raised") == []
