@@ -72,9 +72,9 @@ class Registry:
             MissingExtraError: It has tools, and the extra `agent` is not installed.
         """
         if not isinstance(extension, Extension):
-            raise ExtensionError(
-                type(extension).__name__, "it is not an Extension", "Write Extension(name, ...)."
-            )
+            name = type(extension).__name__
+            parts = f"'shop', tasks=[{name}(...)]" if isinstance(extension, Task) else "name, ..."
+            raise ExtensionError(name, "it is not an Extension", f"Write Extension({parts}).")
         if extension.name == BUILT_IN and not _built_in:
             raise ExtensionError(extension.name, "the name is reserved", "Choose another name.")
         self.replace(install=[extension])
@@ -244,7 +244,8 @@ def _check_task(extension: str, task: Task[Any, Any, Any], codec: Codec) -> str:
     try:
         info = definition_info(task)
     except DefinitionError as error:
-        raise ExtensionError(extension, f"a task is not well formed: {error}") from error
+        problem = f"a task is not well formed: {error.definition}: {error.problem}"
+        raise ExtensionError(extension, problem, error.remedy) from error
     for prefix, allowed in _RESERVED_KINDS.items():
         if info.name.startswith(prefix) and extension != allowed:
             raise ExtensionError(

@@ -1,4 +1,4 @@
-"""Mistakes that only show at run time are said with class, method and the way out."""
+"""Mistakes that show at installation or at run time: class, method and the way out are said."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from install_mistakes import INSTALLS
 from running_mistakes import (
     ABORTS,
     MIGRATIONS,
@@ -23,6 +24,7 @@ from running_mistakes import (
 from trio.testing import wait_all_tasks_blocked
 
 from pidurable import Harness, Registry, Task, open_harness, phase
+from pidurable.errors import ExtensionError
 from pidurable.storage import MemoryStorage
 from pidurable.testing import InlineBlocking
 
@@ -55,6 +57,15 @@ def said(caplog: pytest.LogCaptureFixture, harness: Harness, task_id: int) -> st
 
 def opened(storage: MemoryStorage, tasks: Registry) -> Any:
     return open_harness(storage, registry=tasks, blocking=InlineBlocking())
+
+
+@pytest.mark.parametrize("name", INSTALLS)
+def test_what_cannot_be_installed_is_refused_with_the_way_out(name: str) -> None:
+    """What is said of each wrong bundle is as kept, and comes before anything has run."""
+    with pytest.raises(ExtensionError) as caught:
+        INSTALLS[name]()
+
+    keep(name, str(caught.value))
 
 
 @pytest.mark.parametrize("name", PHASES)
@@ -253,4 +264,4 @@ async def _enters(ctx: Any) -> None:
 def test_every_kept_text_belongs_to_a_mistake() -> None:
     """No text is kept for a case that is not there any more."""
     apart = {"no_migrate", "version_went_down", "not_installed"}
-    assert set(kept()) == {*PHASES, *ABORTS, *STARTS, *MIGRATIONS, *apart}
+    assert set(kept()) == {*INSTALLS, *PHASES, *ABORTS, *STARTS, *MIGRATIONS, *apart}
