@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pidurable.tasks._ready import Ready
-from pidurable.tasks._timers import Timers
+from pidurable.tasks._timers import Timers, moment_of
 from pidurable.tasks._tree import (
     COMPLETING,
     PENDING,
@@ -331,6 +331,11 @@ class Index:
     # --- waits ---------------------------------------------------------------------------
 
     def _enter_wait(self, node: Node) -> None:
+        entry = node.timer_entry
+        if entry is not None:
+            self.timers.push_entry(entry)
+            self.wake_candidate(node)
+            return
         wait = node.wait
         assert wait is not None
         if wait.on is not None:
@@ -404,8 +409,13 @@ class Index:
         Args:
             view: What is staged besides: a conversation may be busy again by an earlier body.
         """
+        if node.status is not WAITING:
+            return None
+        entry = node.timer_entry
+        if entry is not None:
+            return "deadline" if moment_of(entry) <= now_us else None
         wait = node.wait
-        if node.status is not WAITING or wait is None:
+        if wait is None:
             return None
         if wait.on is not None and not self.open_joins.get(node.id):
             scopes = () if view is None else map(view.find, wait.conversations)

@@ -2,7 +2,8 @@
 
 A million tasks may be parked, so a node is small: it has of a record only what decides what happens
 to the task, what few tasks have is kept apart (`Rare`), names are interned, and a wait that is only
-a deadline is its number. A parked task takes about 400 bytes with all of its index entries.
+a deadline is its entry among the timers. A parked task takes about 400 bytes with all of its index
+entries.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pidurable.records._tasks import Status, Wait
 from pidurable.storage import TaskRow, TaskStateRow
+from pidurable.tasks._timers import entry_of, moment_of
 
 if TYPE_CHECKING:
     from typing import Generic, TypeVar
@@ -206,7 +208,7 @@ class Node:
     def wait(self) -> Wait | None:
         """What it waits for."""
         kept = self._wait
-        return Wait(deadline_us=kept) if isinstance(kept, int) else kept
+        return Wait(deadline_us=moment_of(kept)) if isinstance(kept, int) else kept
 
     @wait.setter
     def wait(self, wait: Wait | None) -> None:
@@ -215,13 +217,19 @@ class Node:
             if wait == _FOR_SIGNALS:
                 kept = _FOR_SIGNALS
             elif wait.deadline_us is not None and wait == Wait(deadline_us=wait.deadline_us):
-                kept = wait.deadline_us
+                kept = entry_of(wait.deadline_us, self.id)
         self._wait = kept
 
     @property
     def has_wait(self) -> bool:
         """Whether there is something that it waits for. Cheaper than `wait`."""
         return self._wait is not None
+
+    @property
+    def timer_entry(self) -> int | None:
+        """The entry among the timers of a task that only sleeps; None for every other."""
+        kept = self._wait
+        return kept if isinstance(kept, int) else None
 
     @property
     def not_before_us(self) -> int:

@@ -17,6 +17,16 @@ _ID = (1 << _ID_BITS) - 1
 _SWEEP_MIN = 10_000
 
 
+def entry_of(moment_us: int, task: int) -> int:
+    """The entry of a task at a moment."""
+    return moment_us << _ID_BITS | task
+
+
+def moment_of(entry: int) -> int:
+    """The moment of an entry."""
+    return entry >> _ID_BITS
+
+
 class Timers:
     """Entries of (moment in microseconds, task), the earliest first."""
 
@@ -43,13 +53,17 @@ class Timers:
     @property
     def first_us(self) -> int | None:
         """The earliest moment."""
-        return self._heap[0] >> _ID_BITS if self._heap else None
+        return moment_of(self._heap[0]) if self._heap else None
 
     def push(self, moment_us: int, task: int) -> None:
         """Have a task looked at, at a moment."""
+        self.push_entry(entry_of(moment_us, task))
+
+    def push_entry(self, entry: int) -> None:
+        """`push` of an entry that is kept elsewhere as well, so that it is in memory once."""
         if len(self._heap) >= self._sweep_at:
             self._sweep()
-        heapq.heappush(self._heap, moment_us << _ID_BITS | task)
+        heapq.heappush(self._heap, entry)
 
     def take_due(self, now_us: int) -> tuple[int, int] | None:
         """Take the earliest entry if its moment has come."""
