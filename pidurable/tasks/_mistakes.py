@@ -153,5 +153,8 @@ def report_refusal(
 def fault_message(phase: Phase, error: BaseException, message: str) -> str:
     """Put the place before the text of an error of ours, which knows only the argument."""
     place = place_of(phase)
+    if isinstance(error, TypeError) and "NoneType" in message and "await" in message:
+        # Python names neither what was awaited nor why it may not be; this is the usual reason.
+        return f"{message}; in a commit only `tx.document` is awaited, not `tx.goto` and so on"
     ours = all(isinstance(each, PidurableError) for each in leaves(error))
     return f"{place}: {message}" if ours and place not in message else message

@@ -341,6 +341,12 @@ async def awaits_a_commit(at: Any, ctx: Any) -> None:
 
 
 @running
+async def awaits_a_transition(at: Any, ctx: Any) -> None:
+    async with ctx.commit() as tx:
+        await tx.goto(Charge("k"))
+
+
+@running
 async def enters_a_commit_with_a_plain_with(at: Any, ctx: Any) -> None:
     with ctx.commit() as tx:
         tx.goto(Charge("k"))
