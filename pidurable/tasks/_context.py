@@ -266,7 +266,10 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         await self._run(lambda tx: tx.goto(checkpoint))
 
     async def complete(self, result: ResultT) -> None:
-        """Commit the result and end. Return after it: nothing can be committed any more."""
+        """Commit the result and end. Return after it: nothing can be committed any more.
+
+        What a handler does besides is not cancelled, but reported if it goes on for 10 s.
+        """
         await self._run(lambda tx: tx.complete(result))
 
     async def fail(

@@ -208,6 +208,9 @@ class Index:
         elif status is COMPLETING:
             if changed:
                 self._tell_waiters(new)
+            if new.marked and new.id in self.running and (old is None or not old.marked):
+                # Its handler goes on after its outcome; an abort does not let it.
+                self.marked_running.append(new.id)
             if not new.below:
                 self.ends.append(new.id)
         else:

@@ -112,6 +112,8 @@ class Invocation:
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
     started_at: float = 0.0
     stopping_since: float | None = None
+    over_since: float | None = None
+    """When its outcome or wait was stored, after which its handler is to return."""
     again: bool = False
     """The storage refused: the task stays at its checkpoint, and its turn comes again."""
     trio_task: trio.lowlevel.Task | None = None

@@ -34,6 +34,8 @@ class Runner:
         self._runtime = runtime
         self._index = runtime.index
         self._stopping = trio.Event()
+        self._watching = False
+        """Whether the reports are awake, and will see by themselves who takes long."""
 
     def start(self, invocation: Invocation) -> None:
         """Run an invocation whose reservation is durable.
@@ -97,6 +99,18 @@ class Runner:
         if invocation is not None and not invocation.aborting:
             self._stop(invocation)
 
+    def decided(self, task_id: int) -> None:
+        """The outcome or wait of a running task is stored; its handler has nothing left to do.
+
+        It is not cancelled: closing a connection, say, may still be going on. It is joined before
+        anything follows a wait, and reported if it goes on for long.
+        """
+        invocation = self.invocations.get(task_id)
+        if invocation is not None:
+            invocation.over_since = trio.current_time()
+            if not self._watching:
+                self._stopping.set()
+
     def stop_all(self) -> None:
         """Cancel everything that runs. Joining it is the nursery's part."""
         for invocation in self.invocations.values():
@@ -123,29 +137,53 @@ class Runner:
 
     @trio.lowlevel.enable_ki_protection
     async def report_stopping(self) -> None:
-        """Name every handler that takes long to stop, again and again; it is never left behind."""
+        """Name every handler that takes long to stop or to return, again and again.
+
+        It is never left behind.
+        """
         while True:
             await self._stopping.wait()
             self._stopping = trio.Event()
-            reports: dict[Invocation, int] = {}
-            while stopping := [
-                i for i in self.invocations.values() if i.stopping_since is not None
-            ]:
-                now = trio.current_time()
-                due_at = []
-                for invocation in stopping:
-                    assert invocation.stopping_since is not None
-                    count = reports.get(invocation, 0)
-                    due = invocation.stopping_since + STOP_REPORT_SECONDS * (count + 1)
-                    if now >= due:
-                        reports[invocation] = count + 1
-                        self._report_stopping(invocation, now - invocation.stopping_since)
-                        due += STOP_REPORT_SECONDS
-                    due_at.append(due)
-                with trio.move_on_at(min(due_at)):
+            self._watching = True
+            reports: dict[tuple[Invocation, float], int] = {}
+            while (due_at := self._report_due(reports)) is not None:
+                with trio.move_on_at(due_at):
                     # Another one may be told to stop meanwhile.
                     await self._stopping.wait()
                     self._stopping = trio.Event()
+            self._watching = False
+
+    def _report_due(self, reports: dict[tuple[Invocation, float], int]) -> float | None:
+        """Report who is due, and say when to look again; None if nobody is watched any more."""
+        now = trio.current_time()
+        first: float | None = None
+        for invocation in self.invocations.values():
+            stopping = invocation.stopping_since
+            since = invocation.over_since if stopping is None else stopping
+            if since is None:
+                continue
+            count = reports.get((invocation, since), 0)
+            due = since + STOP_REPORT_SECONDS * (count + 1)
+            if now >= due:
+                reports[invocation, since] = count + 1
+                if stopping is None:
+                    self._report_over(invocation, now - since)
+                else:
+                    self._report_stopping(invocation, now - since)
+                due += STOP_REPORT_SECONDS
+            first = due if first is None else min(first, due)
+        return first
+
+    @staticmethod
+    def _report_over(invocation: Invocation, seconds: float) -> None:
+        logger.warning(
+            "task %d (%s): its handler has not returned %.0f s after its outcome or wait was "
+            "stored; nothing that it commits is taken any more. It is at:\n%s",
+            invocation.task_id,
+            invocation.kind,
+            seconds,
+            invocation.stack(),
+        )
 
     @staticmethod
     def _report_stopping(invocation: Invocation, seconds: float) -> None:

@@ -201,6 +201,9 @@ class Runtime(SessionTree):
                 phase.reached = tx.next_checkpoint
             for name, text in tx.memos_made:
                 phase.memos[name] = text
+            decided = tx.view.task(phase.task_id)
+            if decided is not None and decided.status is not RUNNING:
+                self.runner.decided(phase.task_id)
         for task_id, change in tx.signalled.items():
             self._signals[task_id] = self._signals.get(task_id, 0) + change
             if not self._signals[task_id]:

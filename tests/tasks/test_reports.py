@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from worlds import World, done, forever
+from worlds import Actor, Next, World, done, forever
 
 from pidurable.testing import Fault
 
@@ -116,3 +116,92 @@ async def test_a_cancelled_phase_that_ends_quietly_is_not_reported(
         for task in (quiet, refused):
             assert (await world.end(task)).status == "aborted"
     assert said(caplog, "raised") == []
+
+
+@pytest.mark.parametrize("way", ["complete", "fail", "wait", "held"])
+async def test_a_handler_that_goes_on_after_its_decision_is_reported(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """The task is where its commit says; the code is named with its stack until it has returned."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        if isinstance(at, Next):
+            await ctx.complete("woken")
+            return
+        if way == "held":
+            await ctx.create_task(Actor, "child", key="child")
+        if way == "wait":
+            await ctx.wait(then=Next(1), on=[])
+        elif way == "fail":
+            await ctx.fail("enough")
+        else:
+            await ctx.complete("enough")
+        await goes_on()
+        world.log.append("returned")
+
+    async def goes_on() -> None:
+        await trio.sleep(25)
+
+    world.scripts["child"] = done
+    async with world.open() as rt:
+        task = await world.create("a", script)
+        await trio.sleep(5)
+        # What is over is over; only a wait is followed by something, which waits for the handler.
+        assert world.status(task) == ("waiting" if way == "wait" else "terminal")
+        assert said(caplog, "not returned") == []
+        await trio.sleep(100)
+        assert not rt.invocations
+        assert not rt.scheduler._held_slots
+    assert world.log.count("returned") == 1
+    if way == "wait":
+        assert world.log == ["a start", "returned", "a next 1"]
+    first, second = said(caplog, "has not returned")
+    assert f"task {task} (test.actor): its handler has not returned 10 s after" in first
+    assert "has not returned 20 s after" in second
+    assert "in goes_on" in first
+
+
+async def test_what_goes_on_after_a_decision_ends_with_an_abort_and_with_the_session(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An owner that holds its outcome may be aborted; its handler is cancelled, as any other is."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        if ctx.input == "holds":
+            await ctx.create_task(Actor, "child", key="child")
+        await ctx.complete("enough")
+        try:
+            await trio.sleep_forever()
+        finally:
+            world.log.append(f"{ctx.input} stopped")
+
+    world.scripts["child"] = forever
+    async with world.open():
+        holds = await world.create("holds", script)
+        ended = await world.create("ended", script)
+        await trio.sleep(1)
+        assert (world.status(holds), world.status(ended)) == ("completing", "terminal")
+        await world.abort(holds)
+        assert (await world.end(holds)).result == "enough"
+        await trio.sleep(1)
+        assert [line for line in world.log if "stopped" in line] == ["holds stopped"]
+    assert world.log[-1] == "ended stopped"
+    assert said(caplog, "not returned") == []
+
+
+async def test_handlers_that_return_after_their_decision_are_not_worth_a_word(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thousands of ends wake the reports now and then, and leave nothing in them."""
+    world = World()
+    async with world.open() as rt:
+        for _ in range(20):
+            tasks = [await world.create("a", done) for _ in range(10)]
+            for task in tasks:
+                await world.end(task)
+            await trio.sleep(3)
+        await trio.sleep(60)
+        assert not rt.runner._watching
+    assert said(caplog, "returned") == []
