@@ -59,6 +59,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._phase = phase
         self.phase = phase
         self._decide: Callable[[], None] | None = None
+        self._aborts_itself = False
         self._checked = False
 
     def check_phase(self) -> Node:
@@ -69,10 +70,19 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         if node is None or node.status is not RUNNING or phase.number != node.invocations:
             state = "terminal" if node is None else node.status.word
             raise InvocationEndedError(phase.task_id, f"the task is {state}")
-        if node.marked and not phase.aborting:
+        if node.marked and not phase.aborting and not self._aborts_itself:
             raise AbortRequestedError(phase.task_id, node.abort_reason or "user")
         self._checked = True
         return node
+
+    def mark(self, task_id: int, reason: str) -> bool:
+        """Store the intent to abort on a live task, which may be this one.
+
+        The rest of the commit is then stored with the mark, and the abort handler comes next.
+        """
+        marked = super().mark(task_id, reason)
+        self._aborts_itself = self._aborts_itself or (marked and task_id == self._phase.task_id)
+        return marked
 
     # --- transitions ---------------------------------------------------------------------
 

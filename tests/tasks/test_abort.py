@@ -435,29 +435,6 @@ async def test_nothing_to_undo_is_settled_without_an_invocation() -> None:
     assert world.row(task).invocations == 1
 
 
-async def test_a_task_that_aborts_itself_commits_nothing_else() -> None:
-    """A commit that marks its own task is refused with all it wrote, whatever came first in it."""
-    world = World()
-    refused: list[str] = []
-
-    async def script(at: Any, ctx: Any) -> None:
-        for mark_first in (True, False):
-            try:
-                async with ctx.commit() as tx:
-                    if mark_first:
-                        tx.abort_task(ctx.task_id)
-                    tx.append(ROOT, "note", kind="note")
-                    tx.abort_task(ctx.task_id)
-            except AbortRequestedError as error:
-                refused.append(error.reason)
-        await ctx.complete("unmarked")
-
-    async with world.open() as rt:
-        assert (await world.end(await world.create("a", script))).result == "unmarked"
-        assert await rt.session.history(ROOT) == []
-    assert refused == ["user", "user"]
-
-
 async def test_a_second_abort_does_not_disturb_a_running_handler() -> None:
     """The handler runs once, whatever is asked meanwhile; an ended task keeps its outcome."""
     world = World()
