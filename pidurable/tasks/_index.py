@@ -284,7 +284,8 @@ class Index:
             return
         if node.below:
             self.slotless.append(node.id)
-        else:
+        if not node.below or node.recoveries:
+            # One that may be tried alone keeps its place among the others of its kind, too.
             self.ready.push(node.kind, self._top_of(node.conversation), node.id)
 
     def put_off(self, node: Node) -> bool:

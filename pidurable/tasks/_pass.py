@@ -73,8 +73,8 @@ class Pass:
         self._wake()
         self._reserve_aborts()
         if self._runtime.started:
-            self._reserve_slotless()
             self._reserve_ready()
+            self._reserve_slotless()
 
     def adopted(self) -> None:
         """The commit is durable: keep what was found and did not fit."""
@@ -377,7 +377,10 @@ class Pass:
         )
 
     def _reserve_slotless(self) -> None:
-        """Start those with live work below: what they wait for a slot for may have the slot."""
+        """Start those with live work below: what they wait for a slot for may have the slot.
+
+        They come after the others, which take their turns by slots; nothing keeps these waiting.
+        """
         index = self._index
         while index.slotless and self._room():
             id = self._take(index.slotless)

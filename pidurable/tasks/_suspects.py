@@ -13,7 +13,6 @@ one that kills the process is blamed alone, and its neighbours go on.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
@@ -39,7 +38,7 @@ class Suspects:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.on_trial: int | None = None
-        self._waiting: dict[str, deque[int]] = {}
+        self._waiting: dict[str, dict[int, None]] = {}
         self._since: float = 0.0
         self._started = False
         """Whether the code of what is on trial has begun."""
@@ -53,8 +52,8 @@ class Suspects:
         )
 
     def wait(self, node: Node) -> None:
-        """Hold a suspect back until the trial is over."""
-        self._waiting.setdefault(node.kind, deque()).append(node.id)
+        """Hold a suspect back until the trial is over; one that waits already keeps its place."""
+        self._waiting.setdefault(node.kind, {})[node.id] = None
 
     def waiting(self) -> list[int]:
         """Every task that waits for its trial; one that no longer counts may be among them."""
@@ -96,7 +95,9 @@ class Suspects:
         for kind in list(self._waiting):
             ids = self._waiting[kind]
             while ids:
-                node = self._runtime.published.task(ids.popleft())
+                first = next(iter(ids))
+                del ids[first]
+                node = self._runtime.published.task(first)
                 if node is not None and node.live and node.blocked is None:
                     index.joined(node, again=False)
                     break

@@ -86,6 +86,7 @@ async def test_an_interrupted_parent_starts_beside_the_child_that_has_the_only_s
     async with world.open() as rt:
         with trio.fail_after(100):
             assert (await world.end(task)).status == "completed"
+        await world.quiet()
         check_at_rest(rt)
 
 
