@@ -264,8 +264,11 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         # Nobody else's body has run since this one began, so only itself can have changed its task.
         if not self._checked or self._phase.task_id in self.view.nodes:
             self.check_phase()
-        if self._decide is not None:
-            self._decide()
+        # It refers to this transaction: without letting it go, each one and all that it holds would
+        # be left to the garbage collector, in pauses that grow with the tree.
+        decide, self._decide = self._decide, None
+        if decide is not None:
+            decide()
         super().seal()
 
     # --- memos, signals ------------------------------------------------------------------
