@@ -72,7 +72,7 @@ class TaskCommit(Generic[CheckpointT, ResultT]):
         assert self._body is not None
         raised = error
         try:
-            return await self._body.__aexit__(kind, error, trace)
+            return await self._body.__aexit__(kind, error, trace)  # noqa: ASYNC102 - shielded there
         except BaseException as caught:
             raised = caught
             raise
