@@ -7,6 +7,7 @@ operations per document, so a commit writes one revision of it however often it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from pidurable.session._session import Session
 
 DocT = TypeVar("DocT")
+
+NO_LIST: Any = ()
+NO_DICT: Any = MappingProxyType({})
+"""What a transaction has of everything that it does not use: a real one is begun by the first write
+to it. A commit uses few of them, and there are many commits."""
 
 _LOOP_BYTES_MAX = 256 * KIB
 """Documents up to this size are compared in the loop."""
@@ -61,13 +67,13 @@ class DocumentWork:
         self.open = True
         self.broken: BaseException | None = None
         """A read of the body that failed."""
-        self.doc_changes: list[DocChange] = []
-        self.docs: dict[Address, DocState | None] = {}
+        self.doc_changes: list[DocChange] = NO_LIST
+        self.docs: dict[Address, DocState | None] = NO_DICT
         self._session = session
-        self._pending: dict[Address, _DocPending] = {}
-        self._retired: dict[Address, DocState] = {}
+        self._pending: dict[Address, _DocPending] = NO_DICT
+        self._retired: dict[Address, DocState] = NO_DICT
         """What stood at an address before this commit and was retired by it."""
-        self._drafts: list[_DocDraft] = []
+        self._drafts: list[_DocDraft] = NO_LIST
 
     def _check_open(self) -> None:
         if not self.open:
@@ -149,6 +155,7 @@ class DocumentWork:
             if before is None
             else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
         )
+        self._drafts = self._drafts or []
         self._drafts.append(_DocDraft(definition, address, before, value))
         return value
 
@@ -210,10 +217,11 @@ class DocumentWork:
 
     def _retire(self, address: Address) -> None:
         self._drafts = [draft for draft in self._drafts if draft.address != address]
-        pending = self._pending.pop(address, None)
+        pending = self._pending.pop(address, None) if self._pending else None
         if address not in self._retired:
             state = pending.state if pending is not None else self._doc_state(address)
             if state is not None:
+                self._retired = self._retired or {}
                 self._retired[address] = state
 
     def put_doc(self, definition: DocumentDefinition, address: Address, value: Any) -> None:
@@ -223,6 +231,7 @@ class DocumentWork:
             address not in self._pending and self._doc_state(address) is None,
             f"document {address} was to be created and exists",
         )
+        self._pending = self._pending or {}
         self._pending[address] = _DocPending(definition, None, value)
 
     def patch_doc(
@@ -245,6 +254,7 @@ class DocumentWork:
         pending.value = _patch.apply(pending.value, copied)
         if pending.state is not None:
             pending.ops += copied
+        self._pending = self._pending or {}
         self._pending[address] = pending
 
     # --- the end of the body -------------------------------------------------------------
@@ -253,6 +263,8 @@ class DocumentWork:
         """Compare the drafts and make the rows of every document that changed."""
         for draft in self._drafts:
             self._compare(draft)
+        if self._retired or self._pending:
+            self.docs, self.doc_changes = {}, []
         for address, state in self._retired.items():
             self.docs[address] = None
             self.doc_changes.append(DocChange(address, state.value, None, []))

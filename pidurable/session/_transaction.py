@@ -17,7 +17,7 @@ from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import Message
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.session._document_work import DocumentWork
+from pidurable.session._document_work import NO_DICT, NO_LIST, DocumentWork
 from pidurable.storage import (
     ConversationRow,
     EntryRow,
@@ -44,9 +44,9 @@ class Transaction(DocumentWork):
     def __init__(self, session: Session, *, by_task: int | None = None, flush: bool = True) -> None:
         super().__init__(session)
         self.flush = flush
-        self.entries: list[Entry] = []
-        self.conversations: list[Conversation] = []
-        self.submissions: dict[int, SubmissionRecord] = {}
+        self.entries: list[Entry] = NO_LIST
+        self.conversations: list[Conversation] = NO_LIST
+        self.submissions: dict[int, SubmissionRecord] = NO_DICT
         self.unique: dict[tuple[Any, ...], Any] = {}
         """What this commit claims for itself, under keys that nobody else may claim."""
         self._by_task = by_task
@@ -179,6 +179,7 @@ class Transaction(DocumentWork):
                 ),
             )
         )
+        self.entries = self.entries or []
         self.entries.append(
             Entry(
                 id=number,
@@ -230,6 +231,7 @@ class Transaction(DocumentWork):
             principal=principal,
             created_us=session.clock.now_us(),
         )
+        self.conversations = self.conversations or []
         self.conversations.append(made)
         if key is not None:
             self.unique[("conversation", owner, key)] = made.id
@@ -258,6 +260,7 @@ class Transaction(DocumentWork):
         content = _json.dumps(
             record.content, path="$.content", bytes_max=self._session.settings.value_bytes_max
         )
+        self.submissions = self.submissions or {}
         self.submissions[record.id] = record
         if record.request_id is not None:
             self.unique[("request", record.conversation_id, record.request_id)] = record.id
@@ -287,6 +290,7 @@ class Transaction(DocumentWork):
     def update_submission(self, record: SubmissionRecord) -> None:
         """Stage the changing columns of a submission."""
         self._check_open()
+        self.submissions = self.submissions or {}
         self.submissions[record.id] = record
         self.writes.append(
             (

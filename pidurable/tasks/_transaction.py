@@ -296,6 +296,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         if len(memos) + len(self.memos_made) >= MEMOS_MAX:
             raise TooManyMemosError(self._phase.task_id, MEMOS_MAX)
         self.unique[claim] = text
+        self.memos_made = self.memos_made or []
         self.memos_made.append((name, text))
         self._runtime.attach(self._phase.task_id, "memos")
         self.writes.append((Op.MEMO, (self._phase.task_id, name, text)))
@@ -311,6 +312,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             if ("received", row.id) in self.unique or self.claimed(("received", row.id)):
                 continue
             self.unique[("received", row.id)] = row.id
+            self.signalled = self.signalled or {}
             self.signalled[row.task] = self.signalled.get(row.task, 0) - 1
             # A key stays taken for as long as the task lives: who sends it again is late, not new.
             op = Op.SIGNAL_DELETE if row.key is None else Op.SIGNAL_READ

@@ -31,6 +31,7 @@ from pidurable.records._limits import (
     SIGNALS_UNREAD_MAX,
 )
 from pidurable.records._tasks import ErrorInfo, OnRestart, OutcomeRecord
+from pidurable.session._document_work import NO_DICT, NO_LIST
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
 from pidurable.tasks._definition import Task, definition_info
@@ -78,16 +79,15 @@ class TreeTransaction(Transaction):
         self._runtime = runtime
         self.view = View(runtime.staged, runtime.load)
         self.phase: Phase | None = None
-        self.memos_made: list[tuple[str, str]] = []
-        self.fresh: dict[int, tuple[str, str, str]] = {}
+        self.memos_made: list[tuple[str, str]] = NO_LIST
+        self.fresh: dict[int, tuple[str, str, str]] = NO_DICT
         """Of tasks created here: input, phase and checkpoint as text, for the first invocation."""
-        self.signalled: dict[int, int] = {}
+        self.signalled: dict[int, int] = NO_DICT
         self.next_checkpoint: tuple[str, str] | None = None
         self.created_by_host = False
         """Whether a host created a task here: that lets tasks run."""
-        self._created: list[Node] = []
-        self._owned: list[int] = []
-        self._keys: dict[tuple[Any, ...], int] = {}
+        self._created: list[Node] = NO_LIST
+        self._owned: list[int] = NO_LIST
 
     # --- creating ------------------------------------------------------------------------
 
@@ -203,17 +203,19 @@ class TreeTransaction(Transaction):
             (Op.CHECKPOINT, (row.id, tag, text, now)),
         )
         self.view.add(node)
+        if not self._created:
+            self._created, self.fresh = [], {}
         self._created.append(node)
         self.created_by_host = self.created_by_host or self._by_task is None
         self.fresh[row.id] = (input_text, tag, text)
         if key is not None:
-            self._keys[("task", owner, conversation if owner is None else 0, key)] = row.id
+            self.unique[("task", owner, conversation if owner is None else 0, key)] = row.id
         return TaskId(row.id)
 
     def _keyed(self, owner: int | None, conversation: int, key: str, kind: str) -> int | None:
         """The task that has this key, if there is one; of another kind it is no answer."""
         name = ("task", owner, conversation if owner is None else 0, key)
-        found: int | None = self._keys.get(name) or self.claimed(name)
+        found: int | None = self.claimed(name)
         if found is None:
             row = self._session.storage.task_by_key(owner, conversation, key)
             if row is None:
@@ -249,6 +251,7 @@ class TreeTransaction(Transaction):
         made = self.add_conversation(owner=owner, key=key, principal=principal)
         self.view.add_scope(made)
         if owner is not None:
+            self._owned = self._owned or []
             self._owned.append(owner)
         return made.id
 
@@ -412,6 +415,7 @@ class TreeTransaction(Transaction):
         number = self._session.line.draw_id()
         if key is not None:
             self.unique[("signal", task_id, key)] = number
+        self.signalled = self.signalled or {}
         self.signalled[task_id] = self.signalled.get(task_id, 0) + 1
         # Noted at once: the task may end later in this batch, and takes its signals with it.
         self._runtime.attach(task_id, "signals")
@@ -473,7 +477,6 @@ class TreeTransaction(Transaction):
                 self._check_owner(node.owner)
         for owner in self._owned:
             self._check_owner(owner)
-        self.unique.update(self._keys)
         super().seal()
         for address, state in self.docs.items():
             if address.scope == _TASK_SCOPE and state is not None:

@@ -142,17 +142,15 @@ async def test_changes_of_one_document_in_one_commit_add_up_to_one_revision() ->
     storage = MemoryStorage()
     async with open_test_session(storage) as session:
         await change(session, 1)
-        changes: list[DocChange] = []
         async with session.body(session.transaction()) as tx:
             counter = await tx.document(Counter)
             counter.log.append("draft")
             tx.append_text(Counter, None, "/log/0", " grown")
             tx.patch(Counter, None, [{"op": "add", "path": "/log/-", "value": "patch"}])
             counter.count = 5
-            changes = tx.doc_changes
         assert session.snapshot(Counter) == Counter(5, ["draft grown", "patch"])
         assert kinds(storage, COUNTER) == [1, 0]
-        (made,) = changes
+        (made,) = tx.doc_changes
         assert patch.apply(made.before, made.ops) == made.after
 
 
@@ -213,11 +211,10 @@ async def test_retired_and_made_again_a_document_is_a_new_one() -> None:
         async with session.body(session.transaction()) as tx:
             tx.retire(Counter)
             (await tx.document(Counter)).count = 3
-            changes = tx.doc_changes
         third = storage.document(*COUNTER)
         assert session.snapshot(Counter) == Counter(3)
         assert len({row.id for row in (first, second, third) if row is not None}) == 3
-        assert [change.after for change in changes] == [None, {"count": 3, "log": []}]
+        assert [change.after for change in tx.doc_changes] == [None, {"count": 3, "log": []}]
 
 
 async def test_a_document_made_and_retired_in_one_commit_was_never_there() -> None:
