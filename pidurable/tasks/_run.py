@@ -157,31 +157,31 @@ class _Unreadable(Exception):
 
 @trio.lowlevel.enable_ki_protection
 async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
-    """Run the phases of one invocation until the step ends it."""
+    """Run the phases of one invocation until the step ends it.
+
+    Every coroutine from here to the handler stays in memory while the handler waits, so there are
+    as few as can be.
+    """
     enter_invocation(runtime, invocation.task_id)
     with invocation.scope:
+        following: Phase | None = None
+        input: Any = None
         try:
-            phase, input = _begin(runtime, invocation)
+            following, input = _begin(runtime, invocation)
         except _Unreadable as unreadable:
             await _block(runtime, invocation, str(unreadable))
         except (StorageAccessError, StorageCorruptError) as error:
             await _after_failed_read(runtime, invocation, error)
-        else:
-            await _run_phases(runtime, invocation, phase, input)
-
-
-async def _run_phases(runtime: Runtime, invocation: Invocation, phase: Phase, input: Any) -> None:
-    following: Phase | None = phase
-    while following is not None:
-        phase = following
-        try:
-            at = _decode(phase)
-        except (_Unreadable, NotJsonError) as unreadable:
-            await _block(runtime, invocation, str(unreadable))
-            return
-        error = await _call(runtime, invocation, phase, at, input)
-        await phase.quiet()
-        following = await _step(runtime, invocation, phase, error)
+        while following is not None:
+            phase = following
+            try:
+                at = _decode(phase)
+            except (_Unreadable, NotJsonError) as unreadable:
+                await _block(runtime, invocation, str(unreadable))
+                return
+            left = await _call(runtime, invocation, phase, at, input)
+            await phase.quiet()
+            following = await _step(runtime, invocation, phase, left)
 
 
 def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
@@ -241,30 +241,33 @@ def _decode(phase: Phase) -> Any:
     )
 
 
-async def _call(
+def _call(
     runtime: Runtime, invocation: Invocation, phase: Phase, at: Any, input: Any
-) -> BaseException | ErrorInfo | None:
-    """Run one handler; return what left it, if anything did.
+) -> Awaitable[BaseException | ErrorInfo | None]:
+    """Call one handler; awaited, it gives what left the handler, if anything did.
 
-    Cancellation is returned too: the step that follows knows why it came.
+    Cancellation is given too: the step that follows knows why it came.
     """
     ctx: TaskContext[Any, Any, Any] = TaskContext(runtime, phase, input)
-    limit: trio.CancelScope | None = None
+    if not invocation.aborting:
+        handler: _Handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
+        return _handle(handler, at, ctx, phase)
     timeout = phase.info.abort_timeout
-    if invocation.aborting:
-        handler: _Handler = phase.definition.abort
-        if timeout is not None:
-            limit = trio.CancelScope(deadline=invocation.started_at + timeout)
-    else:
-        handler = getattr(phase.definition, phase.info.phases[type(at)].method_name)
-    if limit is None:
-        return await _handle(handler, at, ctx, phase)
+    if timeout is None:
+        return _handle(phase.definition.abort, at, ctx, phase)
+    return _abort_within(timeout, invocation, phase, at, ctx)
+
+
+async def _abort_within(
+    seconds: float, invocation: Invocation, phase: Phase, at: Any, ctx: Any
+) -> BaseException | ErrorInfo | None:
+    """Run an abort handler that is to be over in some time from the start of its invocation."""
     error: BaseException | None = None
-    with limit:
-        error = await _handle(handler, at, ctx, phase)
+    with trio.CancelScope(deadline=invocation.started_at + seconds) as limit:
+        error = await _handle(phase.definition.abort, at, ctx, phase)
     if limit.cancel_called:
         # Whatever the handler did about it: it was to be over by now.
-        message = f"the abort handler took longer than {timeout:g} s"
+        message = f"the abort handler took longer than {seconds:g} s"
         return ErrorInfo(type="abort_timeout", message=message)
     return error
 
