@@ -337,7 +337,14 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         Raises:
             UnknownTaskError: No such task.
             WaitCycleError: That task waits for this one.
+            InvalidArgumentError: It is called in an abort handler.
         """
+        if self._phase.aborting:
+            raise InvalidArgumentError(
+                "wait_for_task",
+                "an abort handler may not wait: what was below its task has ended, and "
+                "ctx.outcomes() reads it",
+            )
         return await self._runtime.wait_for_task(task_id, waiter=self._phase.task_id)
 
     async def outcomes(self, ids: Sequence[TaskId[ChildResultT]]) -> list[Outcome[ChildResultT]]:

@@ -339,8 +339,12 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         the first writer wins: the same call after a restart gives the same task.
         """
         self.check_phase()
-        if self._phase.aborting:
-            raise InvalidArgumentError("create_task", "an abort handler may not create owned work")
+        if self._phase.aborting and conversation is None:
+            raise InvalidArgumentError(
+                "create_task",
+                "an abort handler may not create owned work; what is to follow it can be given to "
+                "another conversation, with conversation=",
+            )
         if background and conversation is None:
             raise InvalidArgumentError(
                 "background", "a background task is owned by a conversation; pass conversation="

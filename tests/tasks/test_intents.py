@@ -9,6 +9,7 @@ import pytest
 import trio
 from recount import check_at_rest
 from worlds import (
+    ROOT,
     Actor,
     Next,
     Other,
@@ -20,6 +21,8 @@ from worlds import (
     forever,
     parent_of,
 )
+
+from pidurable.errors import InvalidArgumentError
 
 
 def soon(world: World, seconds: float = 60.0) -> datetime:
@@ -365,3 +368,73 @@ async def test_an_abort_of_a_waiting_owner_waits_for_children_that_take_their_ti
         check_at_rest(rt)
     assert "parent next 1" not in world.log
     assert world.log[-1] == "parent abort"
+
+
+async def test_an_abort_handler_reads_outcomes_and_waits_for_nobody() -> None:
+    """A wait in memory is a wait as well: the abort of an owner would hang on a stranger."""
+    world = World()
+    told: list[str] = []
+    world.scripts["child"] = forever
+
+    async def undo(at: Any, ctx: Any) -> None:
+        child = child_of(world, ctx.task_id, "child")
+        told.extend(outcome.status for outcome in await ctx.outcomes([child]))
+        for id in (other, child):
+            try:
+                await ctx.wait_for_task(id)
+            except InvalidArgumentError as error:
+                told.append(str(error))
+        await end_aborted(at, ctx)
+
+    world.aborts["parent"] = undo
+    async with world.open():
+        other = await world.create("other", forever)
+        task = await world.create("parent", parent_of("child"))
+        await world.quiet()
+        await world.abort(task)
+        assert (await world.end(task)).status == "aborted"
+        assert world.status(other) == "running"
+    status, *refused = told
+    assert status == "aborted"
+    assert len(refused) == 2
+    assert "an abort handler may not wait" in refused[0]
+
+
+@pytest.mark.parametrize("whose", ["root", "own"])
+async def test_what_an_abort_handler_gives_to_a_conversation_is_work_of_that_conversation(
+    whose: str,
+) -> None:
+    """In another one it goes its own way; in one of its own it is marked, and holds the outcome."""
+    world = World()
+
+    async def script(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            tx.create_conversation(key="own")
+        await trio.sleep_forever()
+
+    async def undo(at: Any, ctx: Any) -> None:
+        own = world.base.reopen()._data.conversations_by_key[(ctx.task_id, "own")]
+        async with ctx.commit() as tx:
+            with pytest.raises(InvalidArgumentError, match="may not create owned work"):
+                tx.create_task(Actor, "follow-up")
+            made.append(
+                tx.create_task(
+                    Actor, "follow-up", conversation=ROOT if whose == "root" else own, key="after"
+                )
+            )
+            tx.end_aborted("undone")
+
+    made: list[int] = []
+    world.scripts["follow-up"] = done
+    world.aborts["a"] = undo
+    async with world.open() as rt:
+        task = await world.create("a", script)
+        await world.quiet()
+        await world.abort(task)
+        assert (await world.end(task)).reason == "undone"
+        await rt.wait_for_idle()
+        check_at_rest(rt)
+    (follow_up,) = made
+    assert world.outcome(follow_up) == ("completed" if whose == "root" else "aborted")
+    assert world.marked(follow_up) == [whose == "own"]
+    assert ("follow-up start" in world.log) is (whose == "root")
