@@ -96,6 +96,8 @@ class Oracle:
         self.definitions: dict[str, dict[str, Any]] = {}
         self.held: dict[int, tuple[int, ...]] = {}
         """What invocations wait for in memory, as the driver says."""
+        self.begun: dict[int, int] = {}
+        """By task: the invocation whose first handler has begun."""
         self.rare: Counter[str] = Counter()
 
     def snapshot(self) -> tuple[Any, ...]:
@@ -723,6 +725,10 @@ class Oracle:
         self._must(
             book["object"] == object, "under the code reserved with", id, book["object"], object
         )
+        newer = self._object(task["kind"]) not in (None, object) and self.unusable(task) is None
+        further = self.begun.get(id) == task["invocations"]
+        self.begun[id] = task["invocations"]
+        self._must(not (newer and further), "new code takes over", id, "a handover", handler)
         stopped = handler == "phase" and (task["mark"] is not None or self.cancelled(id))
         self._must(not stopped, "no phase begins below an intent", id, "abort", handler)
         early = handler == "phase" and not self.started
@@ -801,12 +807,12 @@ class Oracle:
             return self._still_blocked(id, task)
         full = held[""] >= self.running_max
         full = full or held[task["kind"]] >= self.limits.get(task["kind"], self.running_max)
-        if full:
+        tried = task["recoveries"] >= SUSPECT_AFTER and self.suspect_running(id) is not None
+        if full or tried:
             return None
         if reason is not None:
             return f"not blocked with {reason}"
-        tried = task["recoveries"] >= SUSPECT_AFTER and self.suspect_running(id) is not None
-        return None if tried else "not started, and nothing stands in its way"
+        return "not started, and nothing stands in its way"
 
     def _still_blocked(self, id: int, task: TaskDict) -> str | None:
         reason = self.unusable(task)

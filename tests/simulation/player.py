@@ -51,6 +51,7 @@ class Player:
         self.ledger = self.stage.ledger
         self.clock = MockClock()
         self.steps = 0
+        self._left = list(program)
         self.reopen: dict[str, Any] = {}
         self._nursery: trio.Nursery
         self._running = 0
@@ -59,7 +60,7 @@ class Player:
     # --- the whole -----------------------------------------------------------------------
 
     async def run(self) -> None:
-        left = list(self.program)
+        left = self._left
         start = True
         async with trio.open_nursery() as self._nursery:
             while True:
@@ -591,8 +592,11 @@ class Player:
                 return True
 
             def body(tx: Any) -> None:
-                self._beside(tx, box, beside, target)
+                if other % 2:
+                    self._beside(tx, box, beside, target)
                 tx.complete("done") if end == "complete" else tx.fail("told to")
+                if not other % 2:
+                    self._beside(tx, box, beside, target)
 
             def expected() -> set[str]:
                 if beside in ("own", "work") and "sim.plain" not in self.ledger.definitions:
@@ -654,6 +658,51 @@ class Player:
 
         self._give(box, order)
 
+    async def _do_revive(self, n: int, m: int) -> None:
+        """New work below a held owner, queued behind the end of the last work that it had."""
+        model = self.model
+        working = model.working()
+        last = [
+            (box, owner)
+            for _, box in sorted(self.stage.boxes.items())
+            if box.idle and box.handler == "phase" and not working[box.task]
+            for owner in model.above(box.task)
+            if model.tasks[owner]["status"] == "completing" and working[owner] == 1
+        ]
+        if not last:
+            return
+        box, owner = last[n % len(last)]
+        # Any conversation below the owner will do; most often it is the one of the last work.
+        below = [
+            id
+            for id, by in sorted(model.conversations.items())
+            if by is not None and (by == owner or owner in model.above(by))
+        ]
+        if not below:
+            return
+        conversation = below[m % len(below)]
+        model.rare["work added below a held owner while its last ends"] += 1
+        self.stage.blocking.hold()
+
+        async def order(box: Box) -> bool:
+            return await box.commit(lambda tx: tx.complete("done"), lambda: {""}) == ""
+
+        box.give(order)
+        await wait_all_tasks_blocked()
+
+        def body(tx: Any) -> None:
+            tx.create_task(kind_of("sim.plain"), "auto", conversation=conversation)
+
+        await self._host(body, lambda: self._known("sim.plain"))
+        await wait_all_tasks_blocked()
+        self.stage.blocking.release()
+
+    async def _do_crash_again(self, times: int, minutes: int) -> None:
+        """Die several times in a row, after so many minutes each: what runs becomes suspect."""
+        quiet = SLACK.index(-1)
+        one: Program = [("settle", quiet), *[("advance", 3, quiet)] * minutes, ("crash", 0, 7, 0)]
+        self._left[:0] = one * (times + 1)
+
     async def _do_end_handler(self, n: int, how: int) -> None:
         async def order(box: Box) -> bool:
             if how == 0:
@@ -677,7 +726,15 @@ class Player:
 
     async def _do_receive(self, n: int, limit: int) -> None:
         async def order(box: Box) -> bool:
-            await box.commit(lambda tx: tx.receive(limit=limit + 1), lambda: {""})
+            def body(tx: Any) -> None:
+                taken = tx.receive(limit=limit + 1)
+                tx.asked.received = len(taken)
+                unread = len(self.model.signals.get(box.task, ()))
+                # A read sees what is durable; of that it takes the oldest.
+                if len(taken) > min(unread, limit + 1):
+                    self.ledger.wrong(f"task {box.task} received {taken}, unread are {unread}")
+
+            await box.commit(body, lambda: {""})
             return False
 
         self._give(self._phase(n), order)

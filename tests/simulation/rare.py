@@ -23,6 +23,7 @@ RARE = (
     "dependency ends in the commit that aborts the waiter's owner",
     "background below an ended task",
     "end and create in one commit",
+    "work added below a held owner while its last ends",
     "wait cycle refused: explicit",
     "wait cycle refused: by ownership",
     "wait cycle refused: in memory",

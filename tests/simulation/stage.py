@@ -314,6 +314,7 @@ class Stage:
         inner: Storage = self._base.reopen() if self._path is None else SqliteStorage(self._path)
         self.storage = RecordingStorage(inner, self.ledger)
         self.ending = False
+        self.blocking.release()
         self.openings += 1
         self.ledger.opening = True
         self.ledger.trace.append(f"open {self.openings} start={start}")
@@ -424,6 +425,7 @@ class Stage:
         self.ledger.trace.append(f"enter {task} {handler} {tag}")
         if task in self.boxes:
             self.ledger.wrong(f"task {task}: {handler} began while {self.boxes[task].handler} runs")
+        model.definitions = self.ledger.definitions
         self.ledger.at_published(lambda: model.entered(task, handler, tag, definition.number))
         if handler == "abort" and task in self.ledger.raised:
             model.rare["mark against fault"] += 1

@@ -109,6 +109,8 @@ class Asked:
     """Aborts, with their reasons."""
     renewed: set[int] = attrs.Factory(set)
     """Tasks that retry_task or resume_task was called for."""
+    received: int | None = None
+    """How many signals the body was given."""
 
 
 class Ledger:
@@ -152,6 +154,8 @@ class Ledger:
         }
         before, books = model.tasks, model.books
         self.commits += 1
+        if asked.received not in (None, len(told["received"])):
+            self.wrong(f"commit {seq} by {by}: given {asked.received} signals, read {told}")
         self.trace.append(f"{seq} by {by}: {self._shown(told, before)}")
         try:
             model.commit(commit)
