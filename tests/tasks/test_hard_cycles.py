@@ -197,3 +197,35 @@ async def test_a_wait_that_another_condition_can_end_closes_no_cycle() -> None:
         assert (await world.end(ids["A"])).result == "signal"
         assert (await world.end(ids["B"])).result == "tasks"
         assert (await world.end(await world.create("C", done))).result == "C"
+
+
+async def test_of_two_that_wait_for_each_other_in_memory_the_second_is_told() -> None:
+    """A wait held by an invocation is an edge on both of its sides, and leaves nothing behind."""
+    # Hard scenario: wait cycles.
+    world = World()
+    ids: dict[str, int] = {}
+    told: list[str] = []
+    go = {"A": trio.Event(), "B": trio.Event()}
+
+    def waits_for(name: str) -> Any:
+        async def script(at: Any, ctx: Any) -> None:
+            await go[ctx.input].wait()
+            try:
+                await ctx.wait_for_task(ids[name])
+            except WaitCycleError as error:
+                told.append(error.path)
+            await ctx.complete("")
+
+        return script
+
+    async with world.open() as rt:
+        ids["A"] = await world.create("A", waits_for("B"))
+        ids["B"] = await world.create("B", waits_for("A"))
+        for event in go.values():
+            event.set()
+            await world.quiet()
+        for id in ids.values():
+            assert (await world.end(id)).status == "completed"
+        assert not rt.cycles._held_by
+        assert not rt.cycles._held_on
+    assert told == [f"{ids['B']} test.actor -> {ids['A']} test.actor -> {ids['B']}"]
