@@ -276,6 +276,8 @@ class Oracle:
             owner["conversation"],
             task["conversation"],
         )
+        handler = self.books[task["owner"]]["invocation"] == "abort"
+        self._must(not handler, "an abort handler creates nothing of its own", id, None, task)
         self._must(not task["background"], "background is the conversation's", id, False, True)
         self._must(
             commit["by"] == task["owner"], "a task creates its own", id, commit["by"], task["owner"]

@@ -132,8 +132,8 @@ TEETH = (
     Tooth(
         name="accept the commit of a marked phase",
         module="_transaction.py",
-        find="if node.marked and not phase.aborting:",
-        become="if False:",
+        find="if node.marked and not phase.aborting and",
+        become="if False and",
     ),
     Tooth(
         name="charge a task for a clean close",
@@ -219,7 +219,11 @@ def main(part: str = "") -> int:
     chosen = [tooth for tooth in TEETH if part in tooth.name]
     caught = 0
     for tooth in chosen:
-        result = bite(tooth)
+        try:
+            result = bite(tooth)
+        except BluntToothError as blunt:
+            print(f"BLUNT  {blunt}", flush=True)
+            continue
         caught += result.caught
         print(
             f"{'caught' if result.caught else 'MISSED'} {result.seconds:5.1f} s  {tooth.name}: "
