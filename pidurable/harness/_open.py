@@ -239,6 +239,9 @@ class Harness:
     async def _lift(self, task_id: int, body: Callable[[TreeTransaction], None]) -> bool:
         """Run what lifts a block, and tell whether it did."""
 
+        if not is_id(task_id):
+            raise UnknownTaskError(show(task_id))
+
         def lift(tx: TreeTransaction) -> bool:
             before = tx.view.task(task_id)
             blocked = before is not None and before.live and before.blocked is not None

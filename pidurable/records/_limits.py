@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
-from attrs import validators as v
+
+from pidurable.errors import InvalidArgumentError, show
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -37,28 +41,74 @@ OUTPUT_BYTES_MAX = 50 * KIB
 OUTPUT_LINES_MAX = 2_000
 
 
+def _whole(least: int) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    """Take whole numbers only: what a setting holds is compared and counted in hot paths."""
+
+    def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            problem = f"must be an int of at least {least}"
+            raise InvalidArgumentError(field.name, problem, show(value))
+
+    return check
+
+
+def _seconds(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    _check_seconds(field.name, value, value != 0, "above 0")
+
+
+def _seconds_or_none(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    _check_seconds(field.name, value, True, "of at least 0")
+
+
+def _check_seconds(name: str, value: object, fits: bool, bound: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not fits or not value >= 0:  # type: ignore[operator]
+        raise InvalidArgumentError(name, f"must be a number of seconds {bound}", show(value))
+
+
+def _check_limits(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    example = 'must be a dict from kinds to ints, as in {"shop.payment": 8}'
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(field.name, example, show(value))
+    for kind, most in value.items():
+        if not isinstance(kind, str):
+            raise InvalidArgumentError(field.name, f"{example}; a kind is a text", show(kind))
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            problem = f"the limit of {show(kind)} must be an int of at least 0"
+            raise InvalidArgumentError(field.name, problem, show(most))
+
+
+def _check_on_fault(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("fault", "park"):
+        raise InvalidArgumentError(field.name, 'must be "fault" or "park"', show(value))
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What a host may set when it opens a harness. Sizes are bytes, durations seconds."""
+    """What a host may set when it opens a harness. Sizes are bytes, durations seconds.
 
-    value_bytes_max: int = attrs.field(default=16 * MIB, validator=v.gt(0))
-    body_report_seconds: float = attrs.field(default=0.25, validator=v.gt(0))
-    body_seconds_max: float = attrs.field(default=10.0, validator=v.gt(0))
-    storage_retry_seconds: float = attrs.field(default=30.0, validator=v.ge(0))
-    heartbeat_seconds: float = attrs.field(default=5.0, validator=v.gt(0))
-    lease_seconds: float = attrs.field(default=15.0, validator=v.gt(0))
-    document_report_bytes: int = attrs.field(default=256 * KIB, validator=v.gt(0))
-    document_bytes_max: int = attrs.field(default=4 * MIB, validator=v.gt(0))
-    running_max: int = attrs.field(default=1_000, validator=v.gt(0))
-    limits: dict[str, int] = attrs.Factory(dict)
-    """Most running invocations by task kind."""
-    recoveries_max: int = attrs.field(default=5, validator=v.gt(0))
-    on_fault: str = attrs.field(default="fault", validator=v.in_(("fault", "park")))
+    Raises:
+        InvalidArgumentError: A value is of the wrong type or outside its bounds; correct it.
+    """
+
+    value_bytes_max: int = attrs.field(default=16 * MIB, validator=_whole(1))
+    body_report_seconds: float = attrs.field(default=0.25, validator=_seconds)
+    body_seconds_max: float = attrs.field(default=10.0, validator=_seconds)
+    storage_retry_seconds: float = attrs.field(default=30.0, validator=_seconds_or_none)
+    heartbeat_seconds: float = attrs.field(default=5.0, validator=_seconds)
+    lease_seconds: float = attrs.field(default=15.0, validator=_seconds)
+    document_report_bytes: int = attrs.field(default=256 * KIB, validator=_whole(1))
+    document_bytes_max: int = attrs.field(default=4 * MIB, validator=_whole(1))
+    running_max: int = attrs.field(default=1_000, validator=_whole(1))
+    limits: dict[str, int] = attrs.field(factory=dict, validator=_check_limits)
+    """Most running invocations by task kind; a kind with 0 stays ready and does not run."""
+    recoveries_max: int = attrs.field(default=5, validator=_whole(1))
+    on_fault: str = attrs.field(default="fault", validator=_check_on_fault)
     """What a fault does where the definition does not say: end the task, or block it, `faulted`."""
-    owned_depth_max: int = attrs.field(default=32, validator=v.gt(0))
-    queued_max: int = attrs.field(default=1_000, validator=v.gt(0))
-    progress_seconds: float = attrs.field(default=0.1, validator=v.gt(0))
-    turns_max: int = attrs.field(default=200, validator=v.gt(0))
-    request_tries: int = attrs.field(default=5, validator=v.ge(0))
-    retry_after_seconds_max: float = attrs.field(default=600.0, validator=v.ge(0))
-    stream_silence_seconds: float = attrs.field(default=120.0, validator=v.gt(0))
+    owned_depth_max: int = attrs.field(default=32, validator=_whole(1))
+    queued_max: int = attrs.field(default=1_000, validator=_whole(1))
+    progress_seconds: float = attrs.field(default=0.1, validator=_seconds)
+    turns_max: int = attrs.field(default=200, validator=_whole(1))
+    request_tries: int = attrs.field(default=5, validator=_whole(0))
+    retry_after_seconds_max: float = attrs.field(default=600.0, validator=_seconds_or_none)
+    stream_silence_seconds: float = attrs.field(default=120.0, validator=_seconds)

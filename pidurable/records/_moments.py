@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-__all__ = ["duration", "moment"]
+__all__ = ["LAST_US", "duration", "moment"]
+
+LAST_US = 253_402_300_799_999_999
+"""The end of the year 9999, the last moment that has a name. None that is stored is later."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def duration(seconds: float) -> str:
@@ -27,6 +31,6 @@ def moment(at_us: int | None) -> str:
     if at_us is None:
         return "-"
     try:
-        return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
+        return f"{_EPOCH + timedelta(microseconds=at_us):%Y-%m-%d %H:%M:%SZ}"
+    except OverflowError:
         return f"{at_us} us"

@@ -106,8 +106,15 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
         Made of the session's uuid, the task's id and `name`, so that no two effects share it, also
         not with a copy of the store.
+
+        Args:
+            name: Which effect of this task; 1 to 512 characters.
+
+        Raises:
+            InvalidArgumentError: The name is no text, empty, or too long.
+            NotJsonError: It holds a NUL or a lone surrogate.
         """
-        return f"{self._runtime.session.uuid}:{self._phase.task_id}:{name}"
+        return f"{self._runtime.session.uuid}:{self._phase.task_id}:{check_name(name, 'name')}"
 
     def now(self) -> datetime:
         """The wall clock, aware, in UTC. Fix it in a checkpoint before an effect uses it."""

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from pidurable.errors import SessionClosedError, SessionPoisonedError, StorageRefusedError
+from pidurable.records._moments import LAST_US
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
 from pidurable.tasks._errors import error_info
 from pidurable.tasks._mistakes import fault_message, place_of
@@ -55,7 +56,8 @@ async def write_fault(
             seed = f"{runtime.session.uuid}:{node.id}"
             delay = retry.delay(node.tries, seed=seed)
             node.status = PENDING
-            node.ready_us = tx.now_us() + int(delay * 1e6)
+            # A delay may be any float, and a moment has an end.
+            node.ready_us = min(tx.now_us() + int(delay * 1e6), LAST_US)
             tx.put_state(node)
             done.append(f"try {node.tries} of {retry.tries} failed, the next in {delay:.3g} s")
         elif _parks(runtime, phase, info):

@@ -8,7 +8,7 @@ stored as completing, else as terminal.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeVar
@@ -30,6 +30,7 @@ from pidurable.records._limits import (
     SIGNAL_BYTES_MAX,
     SIGNALS_UNREAD_MAX,
 )
+from pidurable.records._moments import LAST_US
 from pidurable.records._tasks import ErrorInfo, OnRestart, OutcomeRecord
 from pidurable.session._document_work import NO_DICT, NO_LIST
 from pidurable.session._transaction import Transaction
@@ -52,17 +53,19 @@ ChildInputT = TypeVar("ChildInputT")
 ChildResultT = TypeVar("ChildResultT")
 
 _TASK_SCOPE = 2
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_us(moment: datetime, argument: str) -> int:
-    """An aware datetime as UTC microseconds."""
+    """An aware datetime as UTC microseconds; the last of them where its zone goes beyond."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             argument,
             "expected an aware datetime, as datetime.now(UTC) + timedelta(hours=1) is",
             show(moment),
         )
-    return int(moment.timestamp() * 1_000_000)
+    # In whole numbers: a float of seconds is not exact to the microsecond in some centuries.
+    return min((moment - _EPOCH) // timedelta(microseconds=1), LAST_US)
 
 
 class TreeTransaction(Transaction):
@@ -146,6 +149,8 @@ class TreeTransaction(Transaction):
         on_restart: OnRestart | None,
     ) -> TaskId[ChildResultT]:
         self._check_open()
+        if not isinstance(background, bool):
+            raise InvalidArgumentError("background", "expected True or False", show(background))
         if on_restart not in (None, "go", "wait", "abort"):
             raise InvalidArgumentError(
                 "on_restart", "expected go, wait, abort or None", show(on_restart)

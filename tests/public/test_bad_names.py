@@ -402,6 +402,15 @@ NOTHING_FITS = [
     choice("task", lambda w, v: look_for(lambda: w.harness.task(v))),
     choice("conversation", lambda w, v: look_for(lambda: w.harness.conversation(v))),
     choice("abort_task", lambda w, v: w.harness.abort_task(v)),
+    choice("retry_task", lambda w, v: w.harness.retry_task(v)),
+    choice("resume_task", lambda w, v: w.harness.resume_task(v)),
+    choice("explain", lambda w, v: look_for(lambda: w.harness.explain(v))),
+    choice(
+        "background",
+        lambda w, v: w.conversation.create_task(
+            Probe, None, background="yes" if isinstance(v, bool) else v
+        ),
+    ),
     choice("wait_for_task", lambda w, v: w.harness.wait_for_task(v, timeout=0)),
     choice("signal_task", signal_to),
     choice(
@@ -411,6 +420,7 @@ NOTHING_FITS = [
     in_phase("wait_on", lambda ctx, v: ctx.wait(then=Holding(1), on=[v])),
     in_phase("wait_until", lambda ctx, v: ctx.wait(then=Holding(1), deadline=v or 0)),
     in_phase("wait_policy", lambda ctx, v: ctx.wait(then=Holding(1), on=[], policy=v)),
+    in_phase("key", lambda ctx, v: look_for(lambda: ctx.key("\0" if isinstance(v, str) else v))),
     in_phase("outcomes", lambda ctx, v: ctx.outcomes([v])),
     in_phase("wait_in_memory", lambda ctx, v: ctx.wait_for_task(v)),
 ]

@@ -7,6 +7,7 @@ them; the rest are here.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from pidurable import (
 from pidurable.errors import (
     CommitBodyTimeoutError,
     ConversationFullError,
+    InvalidArgumentError,
     MemoTooLargeError,
     NotJsonError,
     SignalRefusedError,
@@ -345,3 +347,38 @@ async def test_tool_output_is_cut_at_its_limits(step: Step, kept: int, whole: bo
     assert len(output) == kept
     assert (lines == output) is whole
     assert len(text.encode()) <= OUTPUT_BYTES_MAX + 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limits": {"shop.payment": -1}},
+        {"limits": {"shop.payment": "8"}},
+        {"limits": {"shop.payment": None}},
+        {"limits": {"shop.payment": True}},
+        {"limits": {8: 8}},
+        {"limits": [("shop.payment", 8)]},
+        {"limits": None},
+        {"running_max": 0},
+        {"running_max": "8"},
+        {"running_max": 1.5},
+        {"running_max": True},
+        {"recoveries_max": None},
+        {"request_tries": -1},
+        {"on_fault": "Park"},
+        {"on_fault": ["park"]},
+        {"body_seconds_max": 0},
+        {"heartbeat_seconds": math.nan},
+        {"progress_seconds": "0.1"},
+        {"storage_retry_seconds": -0.1},
+    ],
+    ids=str,
+)
+def test_a_setting_of_the_wrong_type_or_size_is_named_where_it_is_made(
+    given: dict[str, Any],
+) -> None:
+    """It would stop the whole session later, in the first pass of the scheduler."""
+    ((name, _),) = given.items()
+
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: .*must be"):
+        Settings(**given)

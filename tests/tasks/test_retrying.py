@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import pytest
 import trio
 from worlds import Actor, Next, Start, World, done, forever
 
+from pidurable.records._moments import LAST_US, moment
 from pidurable.tasks._definition import Retry
+from pidurable.tasks._explain import explain
+from pidurable.tasks._live_facts import LiveFacts
+from pidurable.tasks._tree_transaction import to_us
 
 
 class Retrying(Actor):
@@ -155,3 +161,42 @@ async def test_a_retrying_task_holds_no_slot(autojump_clock: Any) -> None:
         assert world.outcome(second) == "completed"
         assert world.outcome(first) is None
         await world.abort(first)
+
+
+class Never(Actor):
+    """Tries again after a delay that is beyond every calendar."""
+
+    name = "test.never"
+    retry = Retry(on=(OSError,), base=1e300, maximum=1e300)
+
+
+async def test_a_delay_beyond_the_end_of_time_is_stored_as_the_end_of_time(
+    autojump_clock: Any,
+) -> None:
+    """The session goes on, and so does the task after a look at why it does not move."""
+    world = World(Never)
+    async with world.open() as rt:
+        task = await world.create("a", down, kind=Never)
+        await trio.sleep(5)
+        assert world.row(task).tries == 1
+        assert "9999-12-31" in str(explain(LiveFacts(rt), task))
+        assert (await world.end(await world.create("b", done, kind=Never))).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (datetime.max.replace(tzinfo=UTC), LAST_US),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))), LAST_US),
+        (datetime.min.replace(tzinfo=UTC), -62_135_596_800_000_000),
+        (datetime(9000, 1, 1, microsecond=999_999, tzinfo=UTC), 221_845_392_000_999_999),
+        (datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), 0),
+    ],
+)
+def test_a_moment_is_stored_to_the_microsecond_at_both_ends_of_time(
+    given: datetime, stored: int
+) -> None:
+    """A float of seconds is not exact by then, and beyond the last year."""
+    assert to_us(given, "deadline") == stored
+    named = datetime.max if stored == LAST_US else given.astimezone(UTC)
+    assert moment(stored) == f"{named:%Y-%m-%d %H:%M:%SZ}"
