@@ -26,6 +26,8 @@ from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, AnyNode
 _PAGE = 10_000
 _AT_ONCE = 2_000
 """Tasks that are looked at between two turns of the loop."""
+_UNTIL_RESUMED = CODE_BLOCKS | {None}
+"""What a task may be blocked for that a restart then interrupts: what nobody has to lift."""
 
 
 async def recover(runtime: Runtime) -> int:
@@ -152,7 +154,8 @@ def _apply_on_restart(
                     forgiven.append(node.id)
                 node.blocked = None
                 node.recoveries = 0
-        elif node.blocked is None and node.status is not COMPLETING:
+        elif node.status is not COMPLETING and node.blocked in _UNTIL_RESUMED:
+            # New code does not let it go on either, until somebody resumes it.
             node.blocked = "interrupted"
         else:
             continue

@@ -33,7 +33,7 @@ from pidurable.records._tasks import (
     OutcomeStatus,
     Wait,
 )
-from pidurable.storage import Op
+from pidurable.storage import Op, SignalRow
 from pidurable.tasks._awaited import awaited_ids, sort_awaited
 from pidurable.tasks._definition import Task
 from pidurable.tasks._errors import error_info
@@ -308,9 +308,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         if type(limit) is not int or not 0 < limit < 2**63:
             raise InvalidArgumentError("limit", "expected at least 1", show(limit))
         taken: list[tuple[str, Any]] = []
-        for row in self._session.storage.signals(self._phase.task_id, limit=limit):
-            if ("received", row.id) in self.unique or self.claimed(("received", row.id)):
-                continue
+        for row in self._unread(limit):
             self.unique[("received", row.id)] = row.id
             self.signalled = self.signalled or {}
             self.signalled[row.task] = self.signalled.get(row.task, 0) - 1
@@ -319,6 +317,22 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             self.writes.append((op, (row.id,)))
             taken.append((row.name, _json.loads_stored(row.payload)))
         return taken
+
+    def _unread(self, limit: int) -> list[SignalRow]:
+        """The oldest signals that neither this commit nor one before it in its batch has taken."""
+        asked = limit
+        while True:
+            rows = self._session.storage.signals(self._phase.task_id, limit=asked)
+            unread = [
+                row
+                for row in rows
+                if ("received", row.id) not in self.unique
+                and not self.claimed(("received", row.id))
+            ]
+            if len(unread) >= limit or len(rows) < asked:
+                return unread[:limit]
+            # Those that are taken already stand in front of the others.
+            asked += limit - len(unread)
 
     # --- creating, owned by this task ----------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from recount import check_at_rest
-from worlds import ROOT, Actor, Next, Start, World, child_of, done, forever
+from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forever
 
 from pidurable.errors import InvalidArgumentError
 
@@ -117,6 +117,66 @@ async def test_the_nearest_owner_decides() -> None:
         world.scripts["d"] = done
         await rt.resume_task(alone)
         assert (await world.end(other)).result == "joined"
+        check_at_rest(rt)
+
+
+@pytest.mark.parametrize("blocked_before", [False, True])
+async def test_code_that_comes_after_a_restart_does_not_resume(blocked_before: bool) -> None:
+    """A task whose code was missing when the restart interrupted it goes on by a person alone."""
+    world = World(Actor, Other)
+    async with world.crashing():
+        task = await world.create("a", forever, kind=Other, on_restart="wait")
+        await world.quiet()
+    world.install(Actor)
+    if blocked_before:
+        async with world.crashing() as rt:
+            await rt.resume_task(task)
+            await world.quiet()
+            assert world.row(task).blocked == "missing_definition"
+    async with world.open() as rt:
+        await world.quiet()
+        world.install(Actor, Other)
+        await rt.definitions_changed()
+        await world.quiet()
+        assert (world.status(task), world.row(task).blocked) == ("pending", "interrupted")
+        await rt.resume_task(task)
+        await world.quiet()
+        assert world.status(task) == "running"
+
+
+async def test_resuming_goes_past_whatever_many_tasks_below_need_no_resuming(
+    mock_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that looks at as many tasks as it may, and writes none, is followed by another."""
+    monkeypatch.setattr("pidurable.tasks._pass._LOOKS_MAX", 10)
+    world = World()
+    many = 60
+
+    async def top(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            async with ctx.commit() as tx:
+                for _ in range(many):
+                    tx.create_task(Actor, "sleeper", on_restart="go")
+                tx.create_task(Actor, "last", key="last")
+                tx.goto(Next(1))
+            return
+        await forever(at, ctx)
+
+    async def sleeper(at: Any, ctx: Any) -> None:
+        await ctx.wait(then=Next(1), deadline=ctx.now() + timedelta(days=1))
+
+    world.scripts.update(sleeper=sleeper, last=forever)
+    async with world.crashing():
+        owner = await world.create("p", top, on_restart="wait")
+        await world.quiet()
+        last = child_of(world, owner, "last")
+        assert world.status(last) == "running"
+    async with world.open() as rt:
+        await world.quiet()
+        assert world.row(last).blocked == "interrupted"
+        await rt.resume_task(owner)
+        await world.quiet()
+        assert world.status(last) == "running"
         check_at_rest(rt)
 
 

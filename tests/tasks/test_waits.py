@@ -386,6 +386,49 @@ async def test_signals_keep_their_order_and_survive_a_crash() -> None:
             await world.signal(task)
 
 
+async def test_each_receive_of_a_commit_goes_on_where_the_last_one_ended() -> None:
+    """What this commit, or one before it in its batch, has taken hides nothing behind it."""
+    world = World()
+    got: list[list[Any]] = []
+    both: list[Any] = []
+
+    async def script(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), signals=True)
+            return
+        async with ctx.commit() as tx:
+            got.extend([n for _, n in tx.receive(limit=2)] for _ in range(4))
+            tx.complete("taken")
+
+    async def two_commits(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), signals=True)
+            return
+
+        async def take() -> None:
+            async with ctx.commit() as tx:
+                both.append([n for _, n in tx.receive(limit=2)])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            nursery.start_soon(take)
+        await ctx.complete("taken")
+
+    async with world.open(start=False) as rt:
+        world.scripts.update(a=script, b=two_commits)
+
+        def create(tx: Any) -> None:
+            for name in ("a", "b"):
+                task = tx.create_task(Actor, name, conversation=ROOT)
+                for n in range(5):
+                    tx.signal(task, "s", n)
+
+        await rt.commit(create)
+        await world.quiet()
+        assert got == [[0, 1], [2, 3], [4], []]
+        assert sorted(both) == [[0, 1], [2, 3]]
+
+
 async def test_signals_are_bounded_and_dropped_with_their_task() -> None:
     """1,000 unread signals of 256 KiB are accepted, more are refused; the end drops them."""
     world = World()
