@@ -36,6 +36,8 @@ class Cycles:
     def __init__(self, index: Index, kinds: Kinds) -> None:
         self._index = index
         self._kinds = kinds
+        self._unsorted: list[tuple[View, list[AnyNode]]] = []
+        """Staged nodes that are in none of the tables below yet: few batches are asked about."""
         self._staged_children: dict[int, list[int]] = {}
         self._staged_waiters: dict[int, list[int]] = {}
         self._staged_waits: set[int] = set()
@@ -48,6 +50,14 @@ class Cycles:
 
     def stage(self, view: View, nodes: Iterable[AnyNode]) -> None:
         """Add the nodes of a commit that was accepted and is not published yet."""
+        self._unsorted.append((view, [*nodes]))
+
+    def _sort(self) -> None:
+        for view, nodes in self._unsorted:
+            self._sort_nodes(view, nodes)
+        self._unsorted.clear()
+
+    def _sort_nodes(self, view: View, nodes: Iterable[AnyNode]) -> None:
         for node in nodes:
             if node.contributes_all() and (above := view.find_above(node)) is not None:
                 self._staged_children.setdefault(above.id, []).append(node.id)
@@ -69,6 +79,7 @@ class Cycles:
 
     def unstage(self) -> None:
         """The batch was published, or failed."""
+        self._unsorted.clear()
         self._staged_waits.clear()
         self._staged_children.clear()
         self._staged_waiters.clear()
@@ -125,6 +136,7 @@ class Cycles:
         """
         if waiter in on:
             raise WaitCycleError(self._path(view, [waiter, waiter], tx))
+        self._sort()
         # Tasks created in the body itself are in no index: its own view is looked at as well.
         own: dict[int, list[int]] = {}
         for node in view.nodes.values():
