@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import attrs
 import trio
@@ -26,7 +27,7 @@ BYTES_PER_SECOND = 18_000
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _DEFAULT_SIZE = (80, 24)
-_LEAVING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEAVING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 StyledLine = tuple[str, str]
 """A line that fits the width, and the SGR parameters that it is shown with."""
@@ -124,9 +125,10 @@ async def open_screen(stream: TextIO, keyboard: TextIO) -> AsyncIterator[Screen]
         keyboard: Where it is typed; what is typed is not shown meanwhile.
     """
     screen = Screen(stream)
+    echo = _Echo(keyboard)
     screen.enter()
     try:
-        with _no_echo(keyboard), trio.open_signal_receiver(*_LEAVING, signal.SIGTSTP) as signals:
+        with echo, trio.open_signal_receiver(*_LEAVING, signal.SIGTSTP) as signals:
             async with trio.open_nursery() as nursery:
 
                 async def obey() -> None:
@@ -136,8 +138,10 @@ async def open_screen(stream: TextIO, keyboard: TextIO) -> AsyncIterator[Screen]
                             nursery.cancel_scope.cancel()
                             return
                         screen.leave()
+                        echo.restore()
                         # Stops all threads of the process here, until somebody resumes it.
                         os.kill(os.getpid(), signal.SIGSTOP)
+                        echo.silence()
                         screen.enter()
 
                 nursery.start_soon(obey)
@@ -149,20 +153,31 @@ async def open_screen(stream: TextIO, keyboard: TextIO) -> AsyncIterator[Screen]
             screen.leave()
 
 
-@contextlib.contextmanager
-def _no_echo(keyboard: TextIO) -> Iterator[None]:
-    import termios
+class _Echo:
+    """Whether a terminal shows what is typed: not while the block lasts."""
 
-    try:
-        before = termios.tcgetattr(keyboard.fileno())
-    except (OSError, ValueError, termios.error):
-        yield
-        return
-    quiet = list(before)
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard.fileno(), termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, termios.error):
-            termios.tcsetattr(keyboard.fileno(), termios.TCSANOW, before)
+    def __init__(self, keyboard: TextIO) -> None:
+        self._keyboard = keyboard
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> None:
+        self.silence()
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def silence(self) -> None:
+        """Turn it off, and take note of how it was: somebody else may have changed it meanwhile."""
+        with contextlib.suppress(OSError, ValueError, termios.error):
+            before = termios.tcgetattr(self._keyboard.fileno())
+            quiet = list(before)
+            quiet[3] &= ~termios.ECHO
+            termios.tcsetattr(self._keyboard.fileno(), termios.TCSANOW, quiet)
+            self._before = before
+
+    def restore(self) -> None:
+        """Give it back as it was."""
+        before, self._before = self._before, None
+        if before is not None:
+            with contextlib.suppress(OSError, ValueError, termios.error):
+                termios.tcsetattr(self._keyboard.fileno(), termios.TCSANOW, before)

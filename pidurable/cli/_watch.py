@@ -87,7 +87,7 @@ async def _show(host: Host, watch: TreeWatch, interval: float) -> None:
             columns, lines = screen_size(host.stdout)
             picture = await _look(watch, columns, min(lines, LINES_MAX))
             now = host.now_us()
-            frame = frame_lines(picture, now, columns, rate.of(picture.seq, trio.current_time()))
+            frame = frame_lines(picture, now, columns, rate.of(picture, trio.current_time()))
             if not colours:
                 frame = [(text, _PLAIN) for text, _ in frame]
             await screen.draw(frame[: min(lines, LINES_MAX)], (columns, lines))
@@ -100,7 +100,7 @@ async def _print(host: Host, watch: TreeWatch, interval: float) -> None:
     before = None
     while True:
         picture = await _look(watch, columns, lines)
-        shape = attrs.evolve(picture, seq=0, changed=False, holder=None)
+        shape = attrs.evolve(picture, seq=0, epoch=0, changed=False, holder=None)
         if shape != before:
             if before is not None:
                 host.out("")
@@ -121,12 +121,16 @@ class _Rate:
     """How many commits a second were made of late."""
 
     _seen: list[tuple[float, int]] = attrs.Factory(list)
+    _epoch: int = -1
 
-    def of(self, seq: int, now: float) -> float | None:
+    def of(self, picture: Picture, now: float) -> float | None:
         """Take note of the number of a commit; None until there is something to compare with."""
-        self._seen = [*self._seen[-9:], (now, seq)]
+        if picture.epoch != self._epoch:
+            # A new holder leaves a gap in the numbers, behind whatever the old one was writing.
+            self._seen, self._epoch = [], picture.epoch
+        self._seen = [*self._seen[-9:], (now, picture.seq)]
         begun, first = self._seen[0]
-        return None if now - begun < 0.5 else (seq - first) / (now - begun)
+        return None if now - begun < 0.5 else (picture.seq - first) / (now - begun)
 
 
 # --- the frame --------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class Picture:
 
     seq: int
     """The number of the last commit that is seen."""
+    epoch: int
+    """Which holder made it, counted from the first one."""
     changed: bool
     """Whether anything but the time has moved since the last picture."""
     holder: HolderView | None
@@ -140,6 +142,7 @@ class TreeWatch:
             self._lines = await self._reader._read("the task tree", self._choose)
         return Picture(
             seq=self._seq,
+            epoch=self._epoch,
             changed=changed,
             holder=self._holder,
             counts=self._counts,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyte
@@ -64,6 +64,13 @@ class Terminal:
         while text not in self.text():
             assert time.monotonic() < deadline, f"{text!r} was not shown:\n{self.text()}"
             assert self.process.poll() is None or text in self.text(), self.text()
+            self.read()
+
+    def read_until(self, seen: Callable[[], bool]) -> None:
+        """Read until something is so."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while not seen():
+            assert time.monotonic() < deadline, self.text()
             self.read()
 
     def press(self, keys: bytes) -> None:

@@ -9,19 +9,21 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pyte
 import pytest
 import trio
-from terminals import SECONDS_MAX, checkout_root, terminal
+from terminals import SECONDS_MAX, Terminal, checkout_root, terminal
 
 from pidurable.cli._render import clean_line
 from pidurable.cli._screen import BYTES_PER_SECOND, Screen, open_screen
-from pidurable.cli._watch import HEADER_LINES, LINES_MAX, TEXT_COLUMNS, frame_lines
+from pidurable.cli._watch import HEADER_LINES, LINES_MAX, TEXT_COLUMNS, _Rate, frame_lines
 from pidurable.harness._reader import open_reader
 from pidurable.harness._tree_watch import Picture, TreeWatch
 from pidurable.records import _codec, _json
@@ -484,6 +486,59 @@ def test_on_a_terminal_it_follows_the_size_and_leaves_cleanly(store: Store, tmp_
     assert found.raw.count(b"\x1b[?1049h") == 1
     assert b"typed" not in found.raw
     assert not found.screen.cursor.hidden
+
+
+def test_a_suspended_watch_leaves_a_terminal_that_shows_what_is_typed(
+    store: Store, tmp_path: Path
+) -> None:
+    """Ctrl-Z gives back screen and echo, and going on takes both again."""
+    few(store)
+    with terminal(tmp_path, "task", "tree", "--watch", "--store", str(store.path)) as found:
+        found.until("shop.order")
+        assert not shows_what_is_typed(found)
+        found.press(b"\x1a")
+        found.read_until(lambda: found.raw.endswith(b"\x1b[?1049l") and is_stopped(found))
+        assert shows_what_is_typed(found)
+        found.process.send_signal(signal.SIGCONT)
+        found.read_until(lambda: found.raw.count(b"\x1b[?1049h") == 2)
+        assert not shows_what_is_typed(found)
+        found.press(b"\x03")
+        assert found.wait() == 130
+        assert shows_what_is_typed(found)
+
+
+def shows_what_is_typed(found: Terminal) -> bool:
+    return bool(termios.tcgetattr(found.slave)[3] & termios.ECHO)
+
+
+def is_stopped(found: Terminal) -> bool:
+    pid, status = os.waitpid(found.process.pid, os.WNOHANG | os.WUNTRACED)
+    return pid != 0 and os.WIFSTOPPED(status)
+
+
+def test_a_quit_from_the_keyboard_gives_back_the_terminal(store: Store, tmp_path: Path) -> None:
+    """Ctrl-\\ leaves like Ctrl-C, not a screen without a cursor and without echo."""
+    few(store)
+    with terminal(tmp_path, "task", "tree", "--watch", "--store", str(store.path)) as found:
+        found.until("shop.order")
+        found.press(b"\x1c")
+        assert found.wait() == 130
+        assert found.raw.endswith(b"\x1b[?7h\x1b[?25h\x1b[?1049l")
+        assert shows_what_is_typed(found)
+
+
+async def test_a_new_holder_is_no_burst_of_commits(store: Store) -> None:
+    """The numbers of its commits begin far behind those of the one before."""
+    few(store)
+    rate = _Rate()
+    async with open_reader(str(store.path), clock=Now()) as reader:
+        picture = await watch_once(TreeWatch(reader))
+    assert rate.of(picture, 0.0) is None
+    assert rate.of(attrs.evolve(picture, seq=picture.seq + 5), 1.0) == 5.0
+
+    taken_over = attrs.evolve(picture, epoch=picture.epoch + 1, seq=picture.seq + 2**20)
+    assert rate.of(taken_over, 2.0) is None
+    assert rate.of(attrs.evolve(taken_over, seq=taken_over.seq + 3), 3.0) == 3.0
 
 
 def test_no_color_is_respected(
