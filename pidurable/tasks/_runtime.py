@@ -179,6 +179,9 @@ class Runtime(SessionTree):
             return
         for task_id, change in tx.signalled.items():
             self.staged_signals[task_id] = self.staged_signals.get(task_id, 0) + change
+        if tx.memos_made and tx.phase is not None:
+            task_id = tx.phase.task_id
+            self.staged_memos[task_id] = self.staged_memos.get(task_id, 0) + len(tx.memos_made)
         if tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
             self.staged.intents = self.staged.intents or tx.view.intents
@@ -188,10 +191,11 @@ class Runtime(SessionTree):
         self.staged.nodes.clear()
         self.staged.intents = False
         self.staged_signals.clear()
+        self.staged_memos.clear()
         self.cycles.unstage()
 
     def committed(self, tx: Any) -> None:
-        if self.staged.nodes or self.staged_signals:
+        if self.staged.nodes or self.staged_signals or self.staged_memos:
             self.reverted()
         if not isinstance(tx, TreeTransaction):
             return

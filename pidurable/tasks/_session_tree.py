@@ -32,6 +32,8 @@ class SessionTree:
         self._signals: dict[int, int] = {}
         self.staged_signals: dict[int, int] = {}
         """How many more unread signals tasks have by the bodies of the open batch."""
+        self.staged_memos: dict[int, int] = {}
+        """How many more memos tasks have by the bodies of the open batch."""
         self._tops: dict[int, int] = {}
         self._unhalted: set[int] = set()
         """Nodes that are below no interrupted owner; kept while there is an interrupted task."""

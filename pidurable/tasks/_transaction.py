@@ -293,7 +293,8 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         size = len(text.encode())
         if size > MEMO_BYTES_MAX:
             raise MemoTooLargeError(name, size, MEMO_BYTES_MAX)
-        if len(memos) + len(self.memos_made) >= MEMOS_MAX:
+        staged = self._runtime.staged_memos.get(self._phase.task_id, 0)
+        if len(memos) + staged + len(self.memos_made) >= MEMOS_MAX:
             raise TooManyMemosError(self._phase.task_id, MEMOS_MAX)
         self.unique[claim] = text
         self.memos_made = self.memos_made or []

@@ -10,7 +10,12 @@ import trio
 from recount import check_at_rest
 from worlds import ROOT, Actor, Harmless, Next, Start, World, done, forever, parent_of
 
-from pidurable.errors import AbortRequestedError, InvocationEndedError, WaitCycleError
+from pidurable.errors import (
+    AbortRequestedError,
+    InvocationEndedError,
+    TooManyMemosError,
+    WaitCycleError,
+)
 from pidurable.tasks._definition import Retry
 from pidurable.testing import Fault
 
@@ -376,6 +381,67 @@ async def test_memos_reach_the_abort_handler_and_its_own_survive_a_crash() -> No
     async with world.open():
         await world.end(task)
     assert seen == ["of the phase", 1, "of the phase", 1]
+
+
+async def test_memos_of_one_batch_are_counted_together() -> None:
+    """At 63 of 64, ten commits at once store one more, and the others are refused."""
+    world = World()
+    results: list[str] = []
+
+    async def script(at: Any, ctx: Any) -> None:
+        for n in range(63):
+            await ctx.memo(f"m{n}", n)
+
+        async def one(n: int) -> None:
+            try:
+                await ctx.memo(f"x{n}", n)
+                results.append("stored")
+            except TooManyMemosError:
+                results.append("refused")
+
+        async with trio.open_nursery() as nursery:
+            for n in range(10):
+                nursery.start_soon(one, n)
+        await ctx.goto(Next(1))
+        await trio.sleep_forever()
+
+    async with world.open() as rt:
+        task = await world.create("a", script)
+        await world.quiet()
+        assert len(rt.session.storage.task_memos(task)) == 64
+        assert not rt.staged_memos
+    assert sorted(results) == ["refused"] * 9 + ["stored"]
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_signals_are_taken_oldest_first_by_whoever_asks_next(together: bool) -> None:
+    """Commits of one batch, and calls in one commit, go on where the last one stopped."""
+    world = World()
+    got: list[list[int]] = []
+
+    async def script(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), signals=True)
+            return
+
+        async def take() -> None:
+            async with ctx.commit() as tx:
+                got.append([payload for _, payload in tx.receive(limit=2)])
+
+        if together:
+            async with ctx.commit() as tx:
+                got.extend([payload for _, payload in tx.receive(limit=2)] for _ in range(5))
+        else:
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(take)
+        await ctx.complete("")
+
+    async with world.open() as rt:
+        task = await world.create("a", script)
+        await rt.commit(lambda tx: [tx.signal(task, "s", n) for n in range(8)] and None)
+        await world.end(task)
+    assert got == [[0, 1], [2, 3], [4, 5], [6, 7], []]
 
 
 # --- what leaves a handler ----------------------------------------------------------------------
