@@ -628,3 +628,41 @@ async def test_a_handler_returning_without_an_outcome_faults_its_task() -> None:
         await world.abort(task)
         assert (await world.end(task)).status == "aborted"
     assert sorted(str(row.outcome_status) for row in world.rows()) == ["aborted", "faulted"]
+
+
+# --- what woke a task ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["crash", "close", "retry", "handover"])
+async def test_what_woke_a_task_is_told_until_it_has_made_progress(
+    autojump_clock: Any, how: str
+) -> None:
+    """The phase that was woken runs again after a death, a close and a raise, and knows why."""
+    world = World(Again)
+    seen: list[tuple[int, str | None]] = []
+
+    async def script(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), signals=True)
+            return
+        seen.append((at.n, ctx.woken_by))
+        if len(seen) == 1 and how == "retry":
+            raise OSError("not now")
+        if len(seen) == 1 and how == "handover":
+            world.install(Again)
+            await ctx.goto(Next(2))
+            return
+        if len(seen) == 1:
+            await trio.sleep_forever()
+        async with ctx.commit() as tx:
+            tx.complete(str(tx.receive()))
+
+    async with world.crashing() if how == "crash" else world.open():
+        task = await world.create("a", script, kind=Again)
+        await world.quiet()
+        await world.signal(task, "go")
+        await trio.sleep(5)
+    async with world.open():
+        assert (await world.end(task)).result == "[('go', None)]"
+    again = (2, None) if how == "handover" else (1, "signal")
+    assert seen == [(1, "signal"), again]

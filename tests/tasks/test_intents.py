@@ -438,3 +438,40 @@ async def test_what_an_abort_handler_gives_to_a_conversation_is_work_of_that_con
     assert world.outcome(follow_up) == ("completed" if whose == "root" else "aborted")
     assert world.marked(follow_up) == [whose == "own"]
     assert ("follow-up start" in world.log) is (whose == "root")
+
+
+@pytest.mark.parametrize("order", ["mark first", "create first"])
+async def test_work_made_in_the_commit_that_marks_its_owner_is_marked_but_behind_a_boundary(
+    order: str,
+) -> None:
+    """The order within a commit is nobody's business: ordinary work is marked, background is not."""
+    world = World()
+    world.scripts.update(ordinary=done, background=done)
+
+    async def owner(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            tx.create_conversation(key="own")
+        await trio.sleep_forever()
+
+    async with world.open() as rt:
+        task = await world.create("owner", owner)
+        await world.quiet()
+        own = world.base.reopen()._data.conversations_by_key[(task, "own")]
+
+        def both(tx: Any) -> tuple[int, int]:
+            if order == "mark first":
+                tx.abort_task(task)
+            ids = (
+                tx.create_task(Actor, "ordinary", conversation=own),
+                tx.create_task(Actor, "background", conversation=own, background=True),
+            )
+            if order == "create first":
+                tx.abort_task(task)
+            return ids
+
+        ids = await rt.commit(both)
+        assert (await world.end(task)).status == "aborted"
+        await world.end(ids[1])
+        check_at_rest(rt)
+    assert world.marked(*ids) == [True, False]
+    assert [world.outcome(id) for id in ids] == ["aborted", "completed"]
