@@ -444,7 +444,7 @@ async def test_what_an_abort_handler_gives_to_a_conversation_is_work_of_that_con
 async def test_work_made_in_the_commit_that_marks_its_owner_is_marked_but_behind_a_boundary(
     order: str,
 ) -> None:
-    """The order within a commit is nobody's business: ordinary work is marked, background is not."""
+    """Ordinary work is marked and background work is not, in whichever order the commit says it."""
     world = World()
     world.scripts.update(ordinary=done, background=done)
 
