@@ -317,7 +317,12 @@ class TreeTransaction(Transaction):
         return True
 
     def unblock(self, node: Node) -> None:
-        """Let a blocked task (of this view) be looked at again, all that it did forgiven."""
+        """Let a blocked task (of this view) be looked at again, all that it did forgiven.
+
+        One whose wait cannot be read stays blocked: nothing could ever wake it.
+        """
+        if node.status is WAITING and not node.has_wait:
+            return
         self._lift(node)
         node.recoveries = 0
         node.tries = 0

@@ -115,7 +115,7 @@ def _set(path: Path, table: str, rows: list[tuple[int, str]]) -> None:
 async def test_damaged_rows_block_what_reads_them_and_nothing_else(
     autojump_clock: Any, tmp_path: Path, table: str, blocked: dict[str, str]
 ) -> None:
-    """The store opens, other tasks run, the damage stays as it is, and once mended all goes on."""
+    """The store opens, other tasks run, no retry hides the damage, and once mended all goes on."""
     world = World(Actor)
     path = tmp_path / "session.sqlite"
     gate = trio.Event()
@@ -138,6 +138,14 @@ async def test_damaged_rows_block_what_reads_them_and_nothing_else(
         await trio.sleep(5)
         fresh = await rt.wait_for_task(await _create(rt, "done"))
         assert fresh.status == "completed" or table == "outcomes"
+        for name, reason in blocked.items():
+            row = rt.session.storage.task(tasks[name])
+            assert row is not None
+            assert row.blocked == reason
+            await rt.retry_task(tasks[name])
+        world.install(Actor)
+        await rt.definitions_changed()
+        await trio.sleep(5)
         for name, reason in blocked.items():
             row = rt.session.storage.task(tasks[name])
             assert row is not None
