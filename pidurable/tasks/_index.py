@@ -82,6 +82,8 @@ class Index:
         self.intents_version = 0
         self.running: set[int] = set()
         """Tasks with an invocation in memory."""
+        self.missed: set[int] = set()
+        """Of these, the waiting ones whose waking came before their handler had returned."""
         self.expanded: set[int] = set()
         """Owners whose children a pass has marked in the commit that marked themselves."""
         self.idle_scopes: list[int] = []
@@ -307,8 +309,10 @@ class Index:
             self.abort_candidate(node)
         elif node.status is PENDING or (node.status is RUNNING and again):
             self.push_ready(node)
-        elif node.status is WAITING:
+        elif node.status is WAITING and node.id in self.missed:
+            # Its timer has left the heap; the pass puts it back if the clock was set back since.
             self.wakes.append(node.id)
+        self.missed.discard(node.id)
 
     def abort_candidate(self, node: Node) -> None:
         """Queue a marked task if its abort handler may run now.

@@ -295,6 +295,7 @@ class Pass:
                 continue
             if id in index.running:
                 # The handler that waited has not returned; it is looked at again when it has.
+                index.missed.add(id)
                 continue
             reason = index.due(found, now, view=tx.view)
             if reason is None:

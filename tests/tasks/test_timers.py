@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import trio
 from hypothesis import given, strategies as st
-from worlds import Next, World
+from worlds import Next, Start, World
 
 from pidurable.tasks import _timers
 from pidurable.tasks._timers import Timers
@@ -80,3 +81,41 @@ async def test_a_task_that_is_woken_again_and_again_leaves_no_trail(
             await world.signal(task)
         assert len(rt.index.timers) <= 9
         assert (await world.end(task)).result == "61"
+
+
+async def test_a_task_that_only_sleeps_has_one_entry(autojump_clock: Any) -> None:
+    """Going to sleep enters its moment once, and what follows its handler enters it no more."""
+    world = World()
+
+    async def sleeps(at: Any, ctx: Any) -> None:
+        await ctx.wait(then=Next(1), deadline=datetime(2100, 1, 1, tzinfo=UTC))
+
+    world.scripts["a"] = sleeps
+    async with world.open() as rt:
+        tasks = [await world.create("a") for _ in range(20)]
+        await world.quiet()
+        assert sorted(task for _, task in rt.index.timers) == tasks
+
+
+async def test_a_deadline_that_passed_before_the_handler_returned_is_kept(
+    autojump_clock: Any,
+) -> None:
+    """Also where the clock was set back meanwhile, so that it is still to come."""
+    world = World()
+
+    async def lingers(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            await ctx.wait(then=Next(1), deadline=ctx.now() + timedelta(seconds=1))
+            await trio.sleep(5)
+            return
+        await ctx.complete(ctx.woken_by)
+
+    async with world.open() as rt:
+        task = await world.create("a", lingers)
+        await trio.sleep(3)
+        world.clock.step_us = -60_000_000
+        await trio.sleep(30)
+        assert world.status(task) == "waiting"
+        await trio.sleep(40)
+        assert (await world.end(task)).result == "deadline"
+        assert not rt.index.missed
