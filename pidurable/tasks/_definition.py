@@ -98,6 +98,10 @@ async def nothing_to_undo(self: Any, at: Any, ctx: Any) -> None:
     await ctx.end_aborted("there was nothing to undo")
 
 
+# `abort = nothing_to_undo()` gets as far as the class, which says how it is written.
+nothing_to_undo.__defaults__ = (None, None, None)
+
+
 class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
     """A task definition: derive from `Task[Input, First | Second, Result]` and write its phases.
 
@@ -414,6 +418,12 @@ def _check_abort(
     attribute = attributes["abort"]
     if _function_of(attribute) is nothing_to_undo:
         return "nothing_to_undo"
+    if inspect.iscoroutine(attribute):
+        attribute.close()
+        called = "`abort` is what a call returned, and not a method"
+        raise DefinitionError(
+            definition, called, "Write `abort = nothing_to_undo`, without parentheses."
+        )
     if not callable(attribute) and not isinstance(attribute, staticmethod | classmethod):
         raise DefinitionError(
             definition, f"`abort` is {show(attribute)}, which is not a method", both_ways

@@ -74,13 +74,19 @@ def phase(method: PhaseT) -> PhaseT:
     return method
 
 
+# `@phase()` comes here too, to be told how it is written; for type checkers it has no default.
+phase.__defaults__ = (None,)
+
+
 def _refuse_non_function(method: object) -> None:
     if not inspect.isfunction(method):
         # Descriptors (a property, a staticmethod) say nothing more than their address.
         given = show(method) if isinstance(method, str | type) else f"a {type(method).__name__}"
         raise DefinitionError(
             "@phase",
-            f"it was applied to {given}, which is not a function",
+            "it has parentheses"
+            if method is None
+            else f"it was applied to {given}, which is not a function",
             "Write @phase without parentheses or arguments, directly above `async def name(self, "
             "at: Checkpoint, ctx)`: the annotation of `at` says which checkpoint class it handles.",
         )

@@ -1132,3 +1132,21 @@ def phase_that_is_a_lambda() -> object:
         prepare = phase(lambda self, at, ctx: None)  # type: ignore[type-var,return-value,arg-type]
 
     return Payment
+
+
+@mistake
+def phase_with_parentheses() -> object:
+    class Payment(OnePhase):
+        @phase()  # type: ignore[call-arg]
+        async def prepare(self, at: Prepare, ctx: Any) -> None:
+            pass
+
+    return Payment
+
+
+@mistake
+def nothing_to_undo_with_parentheses() -> object:
+    class Payment(OnePhase):
+        abort = nothing_to_undo()  # type: ignore[call-arg,assignment]
+
+    return Payment
