@@ -120,8 +120,8 @@ class Oracle:
 
     # --- the tree ------------------------------------------------------------------------
 
-    def above(self, id: int) -> Iterator[int]:
-        """The tasks that an ordinary task holds and that cancel it; ended ones are among them."""
+    def nodes_above(self, id: int) -> Iterator[int]:
+        """The tasks and conversations that an ordinary task is below; ended ones are among them."""
         node: int | None = id
         while node is not None:
             task = self.tasks.get(node)
@@ -131,20 +131,31 @@ class Oracle:
                 return
             else:
                 node = task["owner"] if task["owner"] is not None else task["conversation"]
-            if node in self.tasks:
+            if node is not None:
                 yield node
+
+    def above(self, id: int) -> Iterator[int]:
+        """The tasks that an ordinary task holds and that cancel it; ended ones are among them."""
+        return (node for node in self.nodes_above(id) if node in self.tasks)
 
     def cancelled(self, id: int) -> bool:
         """Whether a live owner above has the intent to cancel."""
         return any(intends(self.tasks[each]) for each in self.above(id))
 
     def working(self, published: int | None = None) -> Counter[int]:
-        """By task: how many live ordinary tasks are below; as published, if that is given."""
+        """How many live ordinary tasks are below, by node; as published, if that is given."""
         count: Counter[int] = Counter()
         for id, task in self.tasks.items():
             if live(task) or (published is not None and self.since.get(id, 0) > published):
-                count.update(self.above(id))
+                count.update(self.nodes_above(id))
         return count
+
+    def settled(self, id: int, published: int | None = None) -> bool:
+        """Whether what a wait is for is there: a task that has ended, an idle conversation."""
+        if id in self.tasks:
+            seen = published is None or self.since.get(id, 0) <= published
+            return not live(self.tasks[id]) and seen
+        return not self.working(published)[id]
 
     def policies_of_restart(self, id: int) -> set[str]:
         """What a restart may do to a task: the nearest owner's `on_restart`, its own first.
@@ -180,7 +191,7 @@ class Oracle:
         below: dict[int, list[int]] = {}
         for id, task in self.tasks.items() if owned else ():
             if live(task):
-                for each in self.above(id):
+                for each in self.nodes_above(id):
                     below.setdefault(each, []).append(id)
         todo, seen = list(on), set()
         while todo:
@@ -188,11 +199,11 @@ class Oracle:
             if id == waiter:
                 return True
             task = self.tasks.get(id)
-            if id in seen or task is None or not live(task):
+            if id in seen or (task is not None and not live(task)):
                 continue
             seen.add(id)
-            wait = task["wait"]
-            if wait and (marked_too or not task["mark"]) and endless(wait):
+            wait = None if task is None else task["wait"]
+            if wait and task and (marked_too or not task["mark"]) and endless(wait):
                 todo += wait["on"] or ()
             todo += [*self.held.get(id, ()), *below.get(id, ())]
         return False
@@ -364,6 +375,8 @@ class Oracle:
 
     def _decided_by(self, wait: dict[str, Any]) -> list[int]:
         on = wait["on"] or ()
+        if wait["policy"] == "all_settled":
+            return []
         return [each for each in on if decisive(self.tasks[each], wait["policy"])]
 
     def _deciders(self) -> None:
@@ -476,13 +489,11 @@ class Oracle:
         """
         wait = task["wait"]
 
-        def there(each: int) -> bool:
-            return published is None or self.since.get(each, 0) <= published
-
         on, unread = wait["on"], self.signals.get(id, ())
-        if on is not None and all(not live(self.tasks[each]) and there(each) for each in on):
+        if on is not None and all(self.settled(each, published) for each in on):
             return "tasks"
-        if wait["signals"] and any(there(each) for each in unread):
+        seen = [n for n in unread if published is None or self.since.get(n, 0) <= published]
+        if wait["signals"] and seen:
             return "signal"
         if wait["deadline"] is not None and wait["deadline"] <= now:
             return "deadline"
@@ -546,17 +557,21 @@ class Oracle:
         wait = task["wait"]
         self._must(wait is not None, "a wait has a condition", id, "a wait", None)
         unknown = [each for each in wait["on"] or () if each not in self.tasks]
+        unknown = [each for each in unknown if each not in self.conversations]
         self._must(not unknown, "waits on what is known", id, "tasks", unknown)
         if self.books[id]["invocation"] == "abort":
             free = wait["on"] is None and not wait["signals"]
             self._must(free, "an abort handler waits on nothing", id, None, wait)
         if wait["policy"] != "all_settled":
-            foreign = [each for each in wait["on"] or () if id not in self.above(each)]
+            foreign = [each for each in wait["on"] or () if not self._owns(id, each)]
             self._must(not foreign, "a deciding join is over its own", id, [], foreign)
         if endless(wait):
             # What is marked leaves its wait, so only a cycle without such waits can never end.
             closed = self.cycle(id, tuple(wait["on"] or ()), marked_too=False)
             self._must(not closed, "a wait that cannot end is refused", id, "refused", wait)
+
+    def _owns(self, id: int, other: int) -> bool:
+        return other in self.tasks and id in self.above(other)
 
     def _back(self, commit: dict[str, Any], id: int, old: TaskDict, task: TaskDict) -> None:
         """Running becomes pending: a death, close, mark, retry, handover or parked fault."""

@@ -479,6 +479,12 @@ class Player:
         elif on >= 2:
             chosen = (self._task(target, ended=True), self._task(target + on))
             awaited = tuple(id for id in chosen if id is not None)
+        if on == 4:
+            # Its own conversations are the ones that are worth waiting for.
+            awaited = (self._pick(target, sorted(self.model.conversations)),)
+            box = self._phase(n)
+            own = [id for id, by in self.model.conversations.items() if box and by == box.task]
+            awaited = (own[target % len(own)],) if own else awaited
         if awaited is None and seconds is None:
             signals = 1
         self._give(self._phase(n), self._wait_order(awaited, policy, seconds, signals == 1, caught))
@@ -508,7 +514,8 @@ class Player:
             def expected() -> set[str]:
                 if POLICIES[policy] != "all_settled":
                     tasks = self.model.tasks
-                    if any(tasks[id]["owner"] != box.task for id in awaited or ()):
+                    owners = [tasks[id]["owner"] if id in tasks else None for id in awaited or ()]
+                    if any(owner != box.task for owner in owners):
                         return {"InvalidArgumentError"}
                 if awaited and seconds is None and not signals:
                     return self._cyclic(box.task, awaited)

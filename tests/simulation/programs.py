@@ -36,7 +36,7 @@ OPERATIONS: dict[str, tuple[int, tuple[int, ...]]] = {
     "child": (9, (MANY, KINDS_MAX, 1, len(DEADLINES) - 1, len(ON_RESTART) - 1)),
     "conversation": (5, (MANY, KINDS_MAX, 3)),
     "work": (3, (MANY, MANY, KINDS_MAX, 2)),
-    "wait": (7, (MANY, 3, MANY, 2, 4, 2, 1)),
+    "wait": (8, (MANY, 4, MANY, 2, 4, 2, 1)),
     "join": (6, (MANY, 2, 7)),
     "hold_task": (4, (MANY, MANY, 1)),
     "end": (12, (MANY, len(ENDS) - 1, len(BESIDES) - 1, MANY)),

@@ -20,6 +20,8 @@ RARE = (
     "crash between cascade levels",
     "join decided by a held outcome",
     "join over ended tasks",
+    "idleness of a conversation waited for",
+    "idle, and busy again before the waiter woke",
     "dependency ends in the commit that aborts the waiter's owner",
     "background below an ended task",
     "end and create in one commit",
@@ -60,7 +62,8 @@ def note(
         if not live(task) and live(old):
             _ended(model, id, old, task, commit, before)
         parked = task["status"] == "waiting" and old["status"] == "running"
-        if parked and any(not live(model.tasks[each]) for each in task["wait"]["on"] or ()):
+        on = (task["wait"] or {}).get("on") or ()
+        if parked and any(each in model.tasks and model.settled(each) for each in on):
             model.rare["join over ended tasks"] += 1
         if old["status"] == "waiting" and task["status"] in ("pending", "running"):
             _woken(model, id, old, task, commit)
@@ -74,6 +77,7 @@ def note(
         if any(model.tasks[each]["status"] == "completing" for each in deciders):
             model.rare["join decided by a held outcome"] += 1
     _dependency(model, before, commit)
+    _busy_again(model, before, commit)
 
 
 def _marked(model: Oracle, id: int, old: Any, book: Any, published_seq: int) -> None:
@@ -117,9 +121,13 @@ def _all_above(model: Oracle, id: int) -> list[int]:
 
 def _woken(model: Oracle, id: int, old: Any, task: Any, commit: Any) -> None:
     wait = old["wait"]
-    if task["mark"] is not None or not wait or wait["deadline"] is None or not wait["signals"]:
+    if task["mark"] is not None or not wait:
         return
-    ended = wait["on"] is not None and not any(live(model.tasks[each]) for each in wait["on"])
+    if task["woken_by"] == "tasks" and any(each in model.conversations for each in wait["on"]):
+        model.rare["idleness of a conversation waited for"] += 1
+    if wait["deadline"] is None or not wait["signals"]:
+        return
+    ended = wait["on"] is not None and all(model.settled(each) for each in wait["on"])
     if ended and model.signals.get(id) and wait["deadline"] <= commit["now"]:
         model.rare["tasks, signal and deadline due at once"] += 1
 
@@ -160,6 +168,18 @@ def _dependency(model: Oracle, before: dict[int, dict[str, Any]], commit: dict[s
         waits = task["status"] == "waiting" and ended & set(task["wait"]["on"] or ())
         if waits and marked & set(model.above(id)):
             model.rare["dependency ends in the commit that aborts the waiter's owner"] += 1
+
+
+def _busy_again(model: Oracle, before: dict[int, dict[str, Any]], commit: dict[str, Any]) -> None:
+    """Work that is new in a conversation whose last work ended a moment ago."""
+    made = [id for id in commit["tasks"] if id not in before]
+    for id in made:
+        for waiter, task in model.tasks.items():
+            on = (task["wait"] or {}).get("on") or () if task["status"] == "waiting" else ()
+            for each in set(on) & set(model.nodes_above(id)) - set(model.tasks):
+                others = [n for n, other in before.items() if live(other)]
+                if waiter != id and not any(each in model.nodes_above(n) for n in others):
+                    model.rare["idle, and busy again before the waiter woke"] += 1
 
 
 def note_death(model: Oracle, now: int) -> None:
