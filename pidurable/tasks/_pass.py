@@ -156,9 +156,13 @@ class Pass:
             else:
                 return
             node = tx.view.task(id)
-            if reason == "deadline" and node is not None and self._is_early(node):
+            if node is None or node.marked:
+                # Marked before. A join marks the others again after each opening, and that must
+                # not let go what was blocked while it was being aborted, as a second abort does.
                 continue
-            had_intent = node is not None and node.intent
+            if reason == "deadline" and self._is_early(node):
+                continue
+            had_intent = node.intent
             if tx.mark(id, reason):
                 self.records += 1
                 if alone and not had_intent:

@@ -306,6 +306,36 @@ async def test_a_parked_fault_keeps_its_checkpoint_and_blocks() -> None:
         assert (await world.end(task)).status == "aborted"
 
 
+async def test_a_reopened_join_lets_nothing_go_that_was_blocked_in_its_abort() -> None:
+    """A decided join marks the others again after a restart; a parked handler stays parked."""
+
+    class Parking(Actor):
+        name = "test.parking"
+        on_fault = "park"
+
+    world = World(Parking, Actor)
+
+    async def raises(at: Any, ctx: Any) -> None:
+        raise ValueError("no")
+
+    async def fails(at: Any, ctx: Any) -> None:
+        await ctx.fail("no")
+
+    world.scripts.update(a=fails, b=forever)
+    world.aborts["b"] = raises
+    async with world.open():
+        owner = await world.create("p", parent_of("a", "b", policy="fail_fast", kind=Parking))
+        await world.quiet()
+        other = child_of(world, owner, "b")
+        assert (world.row(other).abort_reason, world.row(other).blocked) == ("join", "faulted")
+    async with world.open():
+        await world.quiet()
+        assert world.row(other).blocked == "faulted"
+        await world.abort(other)
+        await world.quiet()
+    assert world.log.count("b abort") == 2
+
+
 async def test_the_setting_parks_the_faults_of_definitions_that_do_not_say(
     autojump_clock: Any,
 ) -> None:
