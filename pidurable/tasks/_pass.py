@@ -393,8 +393,10 @@ class Pass:
             if found is None or found.below:
                 self._reserve_next(id)
             elif found.status is PENDING and not found.marked:
-                # That work has ended before the turn came: it queues with the others.
+                # That work has ended before the turn came: it queues with the others, whose turn
+                # this pass has had already.
                 index.push_ready(found)
+                self._scheduler.kick()
 
     def _reserve_ready(self) -> None:
         ready, scheduler = self._index.ready, self._scheduler

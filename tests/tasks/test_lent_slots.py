@@ -201,3 +201,25 @@ async def test_a_pending_owner_below_a_mark_is_not_started_for_want_of_no_slot()
         check_at_rest(rt)
         await rt.commit(lambda tx: tx.append(ROOT, {}, kind="note"))
     assert "too far" not in world.log
+
+
+async def test_a_parent_whose_child_ends_before_the_start_is_started() -> None:
+    """Queued without a slot, as its child was live, it takes one once that has been aborted."""
+    world = World()
+    world.scripts["child"] = forever
+
+    async def parent(at: Any, ctx: Any) -> None:
+        await ctx.create_task(Actor, "child", key="child")
+        await trio.sleep_forever()
+
+    async with world.open():
+        task = await world.create("parent", parent)
+        await world.quiet()
+    world.scripts["parent"] = done
+    async with world.open(start=False) as rt:
+        await world.abort(child_of(world, task, "child"))
+        await world.quiet()
+        assert world.outcome(child_of(world, task, "child")) == "aborted"
+        rt.start()
+        await world.quiet()
+        assert world.outcome(task) == "completed"
