@@ -146,10 +146,18 @@ class Runtime(SessionTree):
         """Queue the blocked tasks of new definitions; a pass lifts what blocks them."""
         before, now = self._looked_at, self.snapshot()
         self._looked_at = now
-        for kind, ids in self.index.blocked.items():
+
+        def is_new(kind: str) -> bool:
             definition = now.definition(kind)
-            if definition is not None and definition is not before.definition(kind):
+            return definition is not None and definition is not before.definition(kind)
+
+        for kind, ids in self.index.blocked.items():
+            if is_new(kind):
                 self.index.to_unblock.extend(sorted(ids))
+        # What the old code blocked in a commit that is on its way comes before the pass, too.
+        for node in self.staged.nodes.values():
+            if isinstance(node, Node) and node.blocked is not None and is_new(node.kind):
+                self.index.to_unblock.append(node.id)
         self.scheduler.kick()
 
     async def retry_task(self, task_id: int) -> None:

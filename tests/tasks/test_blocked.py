@@ -336,6 +336,34 @@ async def test_a_reopened_join_lets_nothing_go_that_was_blocked_in_its_abort() -
     assert world.log.count("b abort") == 2
 
 
+async def test_new_code_lifts_what_the_old_one_blocks_in_a_commit_on_its_way() -> None:
+    """A fault that is being parked while the definition is replaced is looked at again."""
+
+    class Parking(Actor):
+        name = "test.parking"
+        on_fault = "park"
+
+    world = World(Parking)
+
+    async def raises(at: Any, ctx: Any) -> None:
+        await go.wait()
+        raise ValueError("no")
+
+    go = trio.Event()
+    async with world.open() as rt:
+        task = await world.create("a", raises, kind=Parking)
+        await world.quiet()
+        world.blocking.hold()
+        go.set()
+        await world.quiet()
+        world.scripts["a"] = done
+        world.install(Parking)
+        await rt.definitions_changed()
+        world.blocking.release()
+        await world.quiet()
+        assert world.outcome(task) == "completed"
+
+
 async def test_the_setting_parks_the_faults_of_definitions_that_do_not_say(
     autojump_clock: Any,
 ) -> None:
