@@ -96,6 +96,8 @@ class Oracle:
         self.definitions: dict[str, dict[str, Any]] = {}
         self.held: dict[int, tuple[int, ...]] = {}
         """What invocations wait for in memory, as the driver says."""
+        self.trials: dict[tuple[int, int], int] = {}
+        """By task and invocation: since when everybody can see that it was reserved."""
         self.begun: dict[int, int] = {}
         """By task: the invocation whose first handler has begun."""
         self.rare: Counter[str] = Counter()
@@ -535,7 +537,6 @@ class Oracle:
         self.books[id] = {
             **self.books[id],
             "invocation": kind,
-            "since": commit["alive"],
             "object": self._object(task["kind"]),
             "definition": self.definitions[task["kind"]],
         }
@@ -545,9 +546,8 @@ class Oracle:
             stopped = task["mark"] is not None and self.books[id]["invocation"] == "phase"
             if task["status"] != "running" or stopped or id == but:
                 continue
-            # One that is reserved by this very commit has no moment yet.
-            since = self.books[id].get("since", self.alive_us)
-            young = self.alive_us - since < SUSPECT_US
+            began = self.trials.get((id, task["invocations"]), self.alive_us)
+            young = self.alive_us - began < SUSPECT_US
             if young and task["recoveries"] >= SUSPECT_AFTER:
                 return id
         return None
@@ -712,6 +712,7 @@ class Oracle:
             for id, book in self.books.items()
         }
         self.held.clear()
+        self.trials.clear()
         self.started = False
 
     def opened(self) -> None:

@@ -126,7 +126,7 @@ class Ledger:
         self.opening = False
         self.raised: dict[int, str] = {}
         """By task: what its handler left behind that could fault it."""
-        self._staged: deque[tuple[int, Any]] = deque()
+        self._staged: deque[tuple[int, Any, list[tuple[int, int]]]] = deque()
         self._durable = model.snapshot()
         self._published = model.snapshot()
         self._published_seq = 0
@@ -166,7 +166,12 @@ class Ledger:
             self.wrong(f"commit {seq} by {by}: the model failed: {traceback.format_exc()}")
         else:
             note(model, before, books, commit, self._published_seq)
-        self._staged.append((seq, model.snapshot()))
+        reserved = [
+            (id, task["invocations"])
+            for id, task in told["tasks"].items()
+            if task["invocations"] != before.get(id, task)["invocations"]
+        ]
+        self._staged.append((seq, model.snapshot(), reserved))
         return any(id not in before for id in told["tasks"])
 
     def _own(self, told: dict[str, Any]) -> Any:
@@ -197,13 +202,15 @@ class Ledger:
 
     def stored(self, seq: int) -> None:
         """A batch is durable, up to this commit."""
-        for each, snapshot in self._staged:
+        for each, snapshot, _ in self._staged:
             if each <= seq:
                 self._durable = snapshot
 
     def published(self, seq: int) -> None:
         while self._staged and self._staged[0][0] <= seq:
-            _, self._published = self._staged.popleft()
+            _, self._published, reserved = self._staged.popleft()
+            for each in reserved:
+                self.model.trials[each] = int(trio.current_time() * 1e6)
         self._published_seq = seq
 
     def lost(self) -> None:
