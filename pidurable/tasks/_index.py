@@ -110,6 +110,7 @@ class Index:
             nodes: Kept as it is, not copied: there may be a million.
         """
         self.published.nodes = nodes
+        self.timers.expect(len(nodes))
         for new in nodes.values():
             self._adopt_children(None, new)
             if isinstance(new, Scope):
@@ -460,9 +461,8 @@ class Index:
             return False
         if node.deadline_us == moment_us and not node.marked:
             return True
-        wait = node.wait
-        if wait is not None:
-            return wait.deadline_us == moment_us and not node.marked
+        if node.has_wait:
+            return node.waits_until_us == moment_us and not node.marked
         return node.status is PENDING and node.not_before_us == moment_us
 
     def signalled(self, task: int) -> None:

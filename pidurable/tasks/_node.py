@@ -93,6 +93,12 @@ _USUAL = Rare()
 _FOR_SIGNALS = Wait(signals=True)
 
 
+def _only_sleeps(wait: Wait) -> bool:
+    """Whether a wait with a deadline has nothing else."""
+    others = wait.on is not None or wait.conversations or wait.others or wait.signals
+    return not others and wait.policy == "all_settled"
+
+
 def _rare(name: str) -> Any:
     """A field of `Node` that is kept in its `rare`."""
     get = operator.attrgetter(f"rare.{name}")
@@ -216,7 +222,7 @@ class Node:
         if wait is not None and wait.on is None:
             if wait == _FOR_SIGNALS:
                 kept = _FOR_SIGNALS
-            elif wait.deadline_us is not None and wait == Wait(deadline_us=wait.deadline_us):
+            elif wait.deadline_us is not None and _only_sleeps(wait):
                 kept = entry_of(wait.deadline_us, self.id)
         self._wait = kept
 
@@ -230,6 +236,14 @@ class Node:
         """The entry among the timers of a task that only sleeps; None for every other."""
         kept = self._wait
         return kept if isinstance(kept, int) else None
+
+    @property
+    def waits_until_us(self) -> int | None:
+        """The deadline of its wait."""
+        kept = self._wait
+        if isinstance(kept, int):
+            return moment_of(kept)
+        return None if kept is None else kept.deadline_us
 
     @property
     def not_before_us(self) -> int:

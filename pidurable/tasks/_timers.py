@@ -65,6 +65,10 @@ class Timers:
             self._sweep()
         heapq.heappush(self._heap, entry)
 
+    def expect(self, entries: int) -> None:
+        """So many that all count are about to be put in: do not look for void ones meanwhile."""
+        self._sweep_at = max(self._sweep_at, 2 * (len(self._heap) + entries))
+
     def take_due(self, now_us: int) -> tuple[int, int] | None:
         """Take the earliest entry if its moment has come."""
         if not self._heap or self._heap[0] >> _ID_BITS > now_us:

@@ -9,8 +9,11 @@ import trio
 from hypothesis import given, strategies as st
 from worlds import Next, Start, World
 
+from pidurable.records._tasks import Wait
+from pidurable.storage import TaskRow
 from pidurable.tasks import _timers
 from pidurable.tasks._timers import Timers
+from pidurable.tasks._tree import Node
 
 moments = st.integers(min_value=-(2**62), max_value=2**62)
 ids = st.integers(min_value=1, max_value=2**63 - 1)
@@ -119,3 +122,27 @@ async def test_a_deadline_that_passed_before_the_handler_returned_is_kept(
         await trio.sleep(40)
         assert (await world.end(task)).result == "deadline"
         assert not rt.index.missed
+
+
+@given(
+    st.builds(
+        Wait,
+        on=st.none() | st.tuples(ids),
+        conversations=st.just(()) | st.tuples(ids),
+        others=st.just(()) | st.tuples(ids),
+        policy=st.sampled_from(["all_settled", "fail_fast", "first_success"]),
+        deadline_us=st.none() | moments,
+        signals=st.booleans(),
+    )
+)
+def test_a_node_gives_back_the_wait_that_it_was_given(wait: Wait) -> None:
+    """However it keeps it: whole, as one that many share, or as an entry of the timers."""
+    node = Node(
+        TaskRow(7, 1, "k", 1, None, None, 0, None, None, 0, 2, *[None] * 4, 0, 0, 0, 0, *[None] * 3)
+    )
+    node.wait = wait
+    assert node.wait == wait
+    assert node.has_wait
+    assert node.waits_until_us == wait.deadline_us
+    node.wait = None
+    assert not node.has_wait
