@@ -222,7 +222,8 @@ class Harness:
         """Let a task go on that a restart interrupted, with everything below it.
 
         Interrupted is what was created with `on_restart="wait"`, and what is below it. What is
-        below follows in the scheduler's next commits. Like `retry_task` it starts nothing itself.
+        below follows in the scheduler's next commits. Like `retry_task` it starts nothing itself;
+        in a harness that is never started it counts for the next one that is.
 
         Args:
             task_id: Any task of this session.

@@ -66,6 +66,8 @@ class Index:
         self.news: deque[int] = deque()
         self.to_unblock: deque[int] = deque()
         self.resumed: deque[int] = deque()
+        self.let_go: deque[int] = deque()
+        """Tasks that were resumed before anything ran; from the start on a restart counts again."""
         self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
         self.wakes: deque[int] = deque()

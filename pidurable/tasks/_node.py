@@ -91,6 +91,8 @@ _USUAL = Rare()
 """Of a task that nothing unusual has happened to."""
 
 _FOR_SIGNALS = Wait(signals=True)
+_LET_GO = "resumed"
+"""In place of the reason of an abort, where there is none."""
 
 
 def _only_sleeps(wait: Wait) -> bool:
@@ -266,6 +268,17 @@ class Node:
     @property
     def above(self) -> int | None:
         return self.owner if self.owner is not None else self.conversation
+
+    @property
+    def let_go(self) -> bool:
+        """Whether it was resumed where nothing ran yet, so that the next opening does not interrupt
+        it again: who resumes from the command line has another process do the work."""
+        return self.rare.abort_us is None and self.rare.abort_reason == _LET_GO
+
+    @let_go.setter
+    def let_go(self, value: bool) -> None:
+        if self.rare.abort_us is None:
+            self.abort_reason = _LET_GO if value else None
 
     @property
     def counts(self) -> bool:

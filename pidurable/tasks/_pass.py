@@ -65,6 +65,7 @@ class Pass:
         self._tx = tx
         self._unblock()
         self._resume()
+        self._keep_restarts()
         self._mark()
         self._finish()
         if self._runtime.closing:
@@ -138,6 +139,18 @@ class Pass:
                 child = tx.view.find(id)
                 if child is not None and not child.background:
                     index.resumed.append(id)
+
+    def _keep_restarts(self) -> None:
+        """Once tasks run, the next restart interrupts again what was resumed before."""
+        if not self._runtime.started or self._runtime.closing:
+            return
+        while self._index.let_go and self._room():
+            found = self._tx.view.task(self._take(self._index.let_go))
+            if found is not None and found.live and found.let_go:
+                node = self._tx.view.edit_task(found.id)
+                node.let_go = False
+                self._tx.put_state(node)
+                self.records += 1
 
     # --- marks, top-down -----------------------------------------------------------------
 

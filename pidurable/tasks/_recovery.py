@@ -68,6 +68,7 @@ async def recover(runtime: Runtime) -> int:
             await trio.lowlevel.cancel_shielded_checkpoint()
     for id in settled:
         runtime.index.settled(id)
+    runtime.index.let_go.extend(node.id for node in tasks if node.let_go)
     runtime.after_adoption()
     return interrupted
 
@@ -140,9 +141,15 @@ def _apply_on_restart(
     if not any(isinstance(each, Node) and each.on_restart for each in view.nodes.values()):
         return forgiven
     known: dict[int, str | None] = {}
+    let_go: dict[int, bool] = dict.fromkeys((node.id for node in nodes if node.let_go), True)
     for node in nodes:
         value = _on_restart(view, node, known)
         if node.marked or value not in ("wait", "abort"):
+            continue
+        if value == "wait" and let_go and _is_let_go(view, node, let_go):
+            if node.blocked == "interrupted":
+                node.blocked = None
+                changed[node.id] = node
             continue
         if value == "abort":
             node.abort_us = now_us
@@ -179,6 +186,18 @@ def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | N
         current = None if current.background else view.find_above(current)
     known.update((id, value) for id in passed)
     return value
+
+
+def _is_let_go(view: View, node: Node, known: dict[int, bool]) -> bool:
+    """Whether somebody resumed a task, or one above it, and nothing has run since."""
+    passed: list[int] = []
+    current: AnyNode | None = node
+    while current is not None and current.id not in known:
+        passed.append(current.id)
+        current = None if current.background else view.find_above(current)
+    found = current is not None and known[current.id]
+    known.update((id, found) for id in passed)
+    return found
 
 
 def _read(runtime: Runtime, nodes: dict[int, AnyNode]) -> tuple[list[Node], list[int]]:

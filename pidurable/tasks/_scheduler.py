@@ -80,6 +80,8 @@ class Scheduler:
             return True
         if not self._runtime.started:
             return False
+        if self._index.let_go:
+            return True
         return bool(self._index.slotless) or (bool(self._index.ready) and self.free_total() > 0)
 
     # --- slots ---------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def task_record(storage: Storage, row: TaskRow) -> TaskRecord:
         started_us=row.started_us,
         ended_us=row.ended_us,
         abort_us=row.abort_us,
-        abort_reason=row.abort_reason,
+        abort_reason=None if row.abort_us is None else row.abort_reason,
         invocations=row.invocations,
         recoveries=row.recoveries,
         tries=row.tries,

@@ -355,14 +355,16 @@ class TreeTransaction(Transaction):
         if node is None or node.blocked is None:
             return
         if node.blocked == "interrupted":
-            self._check_resumable(node)
-        self.unblock(self.view.edit_task(node.id))
+            self._resume(node)
+        else:
+            self.unblock(self.view.edit_task(node.id))
 
     def resume_task(self, task_id: int) -> None:
         """Let a task go on that a restart interrupted, with everything below it.
 
         Tasks that are not interrupted are left alone. What is below goes on in the scheduler's
-        next commits.
+        next commits. Before `start()` it also counts for the next opening that is started; every
+        restart behind that interrupts it again.
 
         Raises:
             UnknownTaskError: No such task.
@@ -371,8 +373,15 @@ class TreeTransaction(Transaction):
         self._check_open()
         node = self._live_or_ended(task_id)
         if node is not None and node.blocked == "interrupted":
-            self._check_resumable(node)
-            self.unblock(self.view.edit_task(node.id))
+            self._resume(node)
+
+    def _resume(self, node: Node) -> None:
+        self._check_resumable(node)
+        node = self.view.edit_task(node.id)
+        if not self._runtime.started:
+            node.let_go = True
+            self._runtime.index.let_go.append(node.id)
+        self.unblock(node)
 
     def _check_resumable(self, node: Node) -> None:
         """Refuse to resume one task below another that stays interrupted: it could not start."""

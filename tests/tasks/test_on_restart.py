@@ -10,6 +10,7 @@ from recount import check_at_rest
 from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forever
 
 from pidurable.errors import InvalidArgumentError
+from pidurable.tasks._task_record import task_record
 
 
 def owner_of(world: World, *children: tuple[str, Any], **options: Any) -> Any:
@@ -271,6 +272,54 @@ async def test_every_restart_interrupts_again_what_was_resumed() -> None:
             await rt.resume_task(task)
             await world.quiet()
             assert world.status(task) == "running"
+
+
+async def test_what_was_resumed_where_nothing_ran_is_not_interrupted_by_the_opening_that_runs_it(
+    mock_clock: Any,
+) -> None:
+    """Resuming from the command line is one process, going on is another, looking a third."""
+    world = World()
+    world.scripts.update(c=forever, d=forever, q=forever)
+    async with world.crashing():
+        top = await world.create(
+            "p", owner_of(world, ("c", None), ("d", "wait")), on_restart="wait"
+        )
+        other = await world.create("q", forever, on_restart="wait")
+        await world.quiet()
+    below = [child_of(world, top, name) for name in ("c", "d")]
+    async with world.open(start=False) as rt:
+        await rt.resume_task(top)
+    for _ in range(2):
+        async with world.open(start=False):
+            assert world.row(top).blocked is None
+            assert world.row(other).blocked == "interrupted"
+    async with world.crashing():
+        await world.quiet()
+        assert [world.status(id) for id in (top, *below)] == ["waiting", "running", "running"]
+        assert world.row(other).blocked == "interrupted"
+    async with world.open() as rt:
+        await world.quiet()
+        assert [world.row(id).blocked for id in (top, *below, other)] == ["interrupted"] * 4
+        await rt.retry_task(top)
+        await world.quiet()
+        assert [world.status(id) for id in below] == ["running", "running"]
+        check_at_rest(rt)
+
+
+async def test_an_abort_of_what_was_resumed_where_nothing_ran_says_its_own_reason() -> None:
+    """Nothing of the note that was kept of the resumption is to be seen."""
+    world = World()
+    async with world.crashing():
+        task = await world.create("a", forever, on_restart="wait")
+        await world.quiet()
+    async with world.open(start=False) as rt:
+        await rt.resume_task(task)
+        row = world.row(task)
+        assert task_record(rt.session.storage, row).abort_reason is None
+    async with world.open(start=False):
+        await world.abort(task)
+        assert (await world.end(task)).status == "aborted"
+        assert world.row(task).abort_reason == "user"
 
 
 async def test_a_background_task_is_not_interrupted_from_above() -> None:
