@@ -17,11 +17,11 @@ import trio
 
 from pidurable.errors import NotJsonError
 from pidurable.records import _codec, _json
-from pidurable.session._transaction import Transaction
 from pidurable.storage import Op
 from pidurable.tasks._runtime import CODE_BLOCKS, Runtime
 from pidurable.tasks._suspects import suspect_from
 from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, WAITING, AnyNode, Node, View
+from pidurable.tasks._tree_transaction import TreeTransaction
 
 _PAGE = 10_000
 _AT_ONCE = 2_000
@@ -48,14 +48,7 @@ async def recover(runtime: Runtime) -> int:
     changed: dict[int, Node] = {}
     interrupted = _charge(runtime, tasks, changed)
     _look_again(runtime, tasks, changed)
-    forgiven = _apply_on_restart(view, tasks, changed, session.clock.now_us())
-    if changed:
-
-        def body(tx: Transaction) -> None:
-            tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed.values()]
-            tx.writes += [(Op.OUTCOME_DELETE, (id,)) for id in forgiven]
-
-        await session.run(session.transaction(), body)
+    aborted, forgiven = _apply_on_restart(view, tasks, changed, session.clock.now_us())
     for task_id, unread in session.storage.live_signals():
         runtime.set_unread(task_id, unread)
     runtime.index.open(view.nodes)
@@ -69,6 +62,22 @@ async def recover(runtime: Runtime) -> int:
     for id in settled:
         runtime.index.settled(id)
     runtime.index.let_go.extend(node.id for node in tasks if node.let_go)
+    if changed:
+
+        def body(tx: TreeTransaction) -> None:
+            tx.writes += [(Op.TASK_STATE, node.state_row()) for node in changed.values()]
+            tx.writes += [(Op.OUTCOME_DELETE, (id,)) for id in forgiven]
+            for node in aborted:
+                runtime.intent_began(tx, node)
+
+        # The tree is in memory already, so that participants find what is below a mark. Nothing
+        # acts on it before this is durable: if it cannot be stored, the session does not open.
+        try:
+            await runtime.commit(body)
+        except BaseException:
+            # What was not stored here is not to be stored by the close that follows either.
+            runtime.index.active.clear()
+            raise
     runtime.after_adoption()
     return interrupted
 
@@ -129,17 +138,18 @@ def _look_again(runtime: Runtime, nodes: list[Node], changed: dict[int, Node]) -
 
 def _apply_on_restart(
     view: View, nodes: list[Node], changed: dict[int, Node], now_us: int
-) -> list[int]:
+) -> tuple[list[Node], list[int]]:
     """Block or mark what was created to wait, or to be aborted, when a restart interrupts it.
 
     The nearest owner's value counts, the task's own first; a background task takes none from above.
 
     Returns:
-        Tasks that were parked and are let go: the error that was kept of them is void.
+        Tasks that are marked, and those of them that were parked: the error kept of them is void.
     """
+    aborted: list[Node] = []
     forgiven: list[int] = []
     if not any(isinstance(each, Node) and each.on_restart for each in view.nodes.values()):
-        return forgiven
+        return aborted, forgiven
     known: dict[int, str | None] = {}
     let_go: dict[int, bool] = dict.fromkeys((node.id for node in nodes if node.let_go), True)
     for node in nodes:
@@ -152,6 +162,7 @@ def _apply_on_restart(
                 changed[node.id] = node
             continue
         if value == "abort":
+            aborted.append(node)
             node.abort_us = now_us
             node.abort_reason = "restart"
             node.tries = 0
@@ -167,7 +178,7 @@ def _apply_on_restart(
         else:
             continue
         changed[node.id] = node
-    return forgiven
+    return aborted, forgiven
 
 
 def _on_restart(view: View, node: Node, known: dict[int, str | None]) -> str | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
 import pytest
-from agent_world import World, calls, crash_everywhere, odd_tool
+import trio
+from agent_world import MODEL, World, calls, crash_everywhere, odd_tool
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._inbox import submit
 from pidurable.agent._script import Step, When
-from pidurable.errors import NotFoundError, WaitCycleError, WaitTimeoutError
+from pidurable.agent._services import AgentChange
+from pidurable.errors import NotFoundError, PidurableError, WaitCycleError, WaitTimeoutError
 from pidurable.harness._open import Harness
 from pidurable.registry import ToolCall
 from pidurable.tasks._context import TaskContext
@@ -265,3 +268,94 @@ async def test_what_a_submission_needs_is_the_same_from_both_ends(
         assert list(kinds.needs(placed.id, None)) == []
         assert list(kinds.needs(run, None)) == []
         assert list(kinds.needed_by(node, None)) == []
+
+
+@attrs.frozen
+class Begin:
+    """It has no conversation yet."""
+
+
+@attrs.frozen
+class Open:
+    """Its conversation is there."""
+
+
+class Desk(Task[str, Begin | Open, None]):
+    """Owns a conversation for as long as it lives."""
+
+    name = "test.desk"
+    abort = nothing_to_undo
+
+    def initial(self, input: str) -> Begin:
+        return Begin()
+
+    @phase
+    async def begin(self, at: Begin, ctx: TaskContext[str, Begin | Open, None]) -> None:
+        async with ctx.commit() as tx:
+            tx.create_conversation(key="desk")
+            tx.goto(Open())
+
+    @phase
+    async def open(self, at: Open, ctx: TaskContext[str, Begin | Open, None]) -> None:
+        await trio.sleep_forever()
+
+
+class Reader(Task[int, Ask | Asked, str]):
+    """Waits for a submission that somebody else made."""
+
+    name = "test.reader"
+    abort = nothing_to_undo
+
+    def initial(self, submission: int) -> Ask:
+        return Ask()
+
+    @phase
+    async def ask(self, at: Ask, ctx: TaskContext[int, Ask | Asked, str]) -> None:
+        await ctx.wait(then=Asked(ctx.input), on=[ctx.input])
+
+    @phase
+    async def answered(self, at: Asked, ctx: TaskContext[int, Ask | Asked, str]) -> None:
+        await ctx.complete(str(ctx.snapshot.submission(at.submission).reason))
+
+
+async def test_a_restart_that_aborts_takes_back_what_is_queued_below(
+    autojump_clock: MockClock,
+) -> None:
+    """In the commit of the opening that marks the owner; and who waits for the answer wakes."""
+    world = World(calls("slow"))
+    world.install(tasks=[Desk(), Reader()])
+    ids: list[int] = []
+
+    async def leave(harness: Harness, world: World) -> None:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            owner = tx.create_task(Desk, "", conversation=root.id, on_restart="abort")
+        await wait_all_tasks_blocked()
+        row = harness.session.storage.conversation_by_key(owner, "desk")
+        assert row is not None
+        desk = harness.conversation(row.id)
+        await desk.configure(AgentChange(model=MODEL))
+        await desk.submit("begin")
+        await world.reached.wait()
+        queued = await desk.submit("and then")
+        async with harness.commit() as tx:
+            reader = tx.create_task(Reader, queued.id, conversation=root.id)
+        await wait_all_tasks_blocked()
+        ids.extend((owner, queued.id, reader))
+        world.storage.freeze()
+        await root.submit("never stored")
+
+    with contextlib.suppress(PidurableError):
+        async with world.open() as harness:
+            with trio.fail_after(60):
+                await leave(harness, world)
+    owner, queued, reader = ids
+    async with world.open() as harness:
+        storage = harness.session.storage
+        marked, taken = storage.task(owner), storage.submission(queued)
+        assert marked is not None
+        assert taken is not None
+        assert marked.abort_reason == "restart"
+        assert (taken.status, taken.reason) == ("unanswered", "aborted")
+        assert (await harness.wait_for_task(reader)).result == "aborted"  # type: ignore[arg-type]
+        await harness.wait_for_idle()

@@ -22,7 +22,12 @@ from worlds import (
     parent_of,
 )
 
-from pidurable.errors import SessionClosedError, SessionPoisonedError, StorageAccessError
+from pidurable.errors import (
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageAccessError,
+    StorageRefusedError,
+)
 from pidurable.testing import Fault
 
 Setup = Callable[[World], None]
@@ -262,6 +267,25 @@ async def test_a_clean_close_charges_nobody() -> None:
     assert world.status(task) == "pending"
     assert world.row(task).recoveries == 0
     assert world.base.reopen()._data.checkpoints[task][0] == "next"
+
+
+async def test_an_opening_that_is_refused_changes_nothing(autojump_clock: Any) -> None:
+    """Its close stores nothing of what the opening could not: the next opening finds it all."""
+    world = World(storage_retry_seconds=0.05)
+    async with world.crashing():
+        task = await world.create("a", forever)
+        aborted = await world.create("b", forever, on_restart="abort")
+        await world.quiet()
+    for charges in range(1, 3):
+        async with world.crashing():
+            await world.quiet()
+            assert world.row(task).recoveries == charges
+        before = world.rows()
+        with pytest.raises(StorageRefusedError):
+            async with world.open(faults=[Fault.refuse(times=4)]):
+                pytest.fail("it opened")
+        assert world.rows() == before
+    assert world.outcome(aborted) == "aborted"
 
 
 async def test_a_host_that_waits_hears_of_the_close() -> None:
