@@ -5,6 +5,7 @@ Only `main` is for others. Everything else is imported when a command needs it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -51,9 +52,14 @@ def _main(argv: Sequence[str] | None, failpoints: Failpoints | None) -> int:
     handler = host.log_handler()
     logger = logging.getLogger("pidurable")
     logger.addHandler(handler)
+    # Thousands of running handlers are no garbage; looking for it among them again and again would
+    # take a third of the time.
+    often = gc.get_threshold()
+    gc.set_threshold(max(often[0], 10_000), *often[1:])
     try:
         return run_app(host, given, pidurable.__version__)
     finally:
+        gc.set_threshold(*often)
         logger.removeHandler(handler)
         if host.gone:
             host.forget_streams()
