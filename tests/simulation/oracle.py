@@ -235,7 +235,7 @@ class Oracle:
                 self._created(commit, id, task)
                 continue
             self._fields(commit, id, old, task)
-            self._mark(commit, id, old, task)
+            self._mark(commit, id, old, task, before)
             self._blocked(commit, id, old, task)
             self._step(commit, id, old, task, working)
         self._deciders()
@@ -348,7 +348,14 @@ class Oracle:
             task["outcome"],
         )
 
-    def _mark(self, commit: dict[str, Any], id: int, old: TaskDict, task: TaskDict) -> None:
+    def _mark(
+        self,
+        commit: dict[str, Any],
+        id: int,
+        old: TaskDict,
+        task: TaskDict,
+        before: dict[int, TaskDict],
+    ) -> None:
         """Marks only grow, and each has its cause: a request, an owner, a join, a deadline."""
         if old["mark"] == task["mark"]:
             return
@@ -356,7 +363,10 @@ class Oracle:
         self._must(live(old), "a receipt is not marked", id, None, task["mark"])
         if id in commit["requests"]:
             return
-        if self.cancelled(id):
+        # One commit may mark what is below an owner and then end both.
+        if self.cancelled(id) or any(
+            intends(before[each]) for each in self.above(id) if each in before
+        ):
             return
         past = task["deadline"] is not None and task["deadline"] <= commit["now"]
         if task["mark"] == "deadline" and past:

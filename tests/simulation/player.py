@@ -347,7 +347,9 @@ class Player:
         self._spawn(watch)
 
     def _may_end(self, got: str, what: str) -> None:
-        if got not in ENDED or not (self.stage.ending or self.stage.storage.frozen):
+        dead = self.stage.storage.frozen
+        ended = got in ENDED and (self.stage.ending or dead)
+        if not ended and not (dead and got == "StorageAccessError"):
             self.ledger.wrong(f"{what}: raised {got}")
 
     # --- time, process, definitions ------------------------------------------------------
@@ -689,6 +691,93 @@ class Player:
             return
         conversation = below[m % len(below)]
         model.rare["work added below a held owner while its last ends"] += 1
+        await self._end_and_create(box, conversation)
+
+    async def _do_dependency(self, n: int, m: int) -> None:
+        """One task waits for another, which then ends in the commit that aborts the owner."""
+        model, boxes = self.model, sorted(self.stage.boxes.items())
+        idle = [box for _, box in boxes if box.idle and box.handler == "phase"]
+        pairs = [
+            (waiter, owner)
+            for waiter in idle
+            for owner in model.above(waiter.task)
+            if live(model.tasks[owner]) and model.tasks[owner]["mark"] is None
+        ]
+        if not pairs:
+            return
+        waiter, owner = pairs[n % len(pairs)]
+        others = [box for box in idle if box.task not in (waiter.task, owner)]
+        if not others:
+            return
+        other = others[m % len(others)]
+        waiter.give(self._wait_order((other.task,), 0, None, False, 1))
+        await wait_all_tasks_blocked()
+
+        async def order(box: Box) -> bool:
+            def body(tx: Any) -> None:
+                tx.complete("done")
+                self._ask_abort(tx, owner)
+
+            return await box.commit(body, lambda: {""}) == ""
+
+        if other.idle and self.stage.boxes.get(other.task) is other:
+            other.give(order)
+
+    async def _do_held_decider(self, n: int, ended: int) -> None:
+        """What decides a join holds its outcome for work in a conversation of its own."""
+        model = self.model
+        found = [
+            (box, task["wait"]["policy"])
+            for _, box in sorted(self.stage.boxes.items())
+            for task in model.tasks.values()
+            if box.idle
+            and box.handler == "phase"
+            and task["status"] == "waiting"
+            and task["wait"]["policy"] != "all_settled"
+            and box.task in (task["wait"]["on"] or ())
+        ]
+        if not found:
+            return
+        box, policy = found[n % len(found)]
+        made: list[int] = []
+
+        async def order(box: Box) -> bool:
+            # A conversation may not be made by the commit that ends its owner.
+            if await box.commit(lambda tx: made.append(tx.create_conversation()), lambda: {""}):
+                return False
+
+            def body(tx: Any) -> None:
+                tx.create_task(kind_of("sim.plain"), "auto", conversation=made[0])
+                if (policy == "first_success") == (ended == 0):
+                    tx.complete("done")
+                else:
+                    tx.fail("told to")
+
+            return await box.commit(body, lambda: self._known("sim.plain")) == ""
+
+        box.give(order)
+
+    async def _do_busy_again(self, n: int) -> None:
+        """A conversation that is waited for gets new work while its last work ends."""
+        model, working = self.model, self.model.working()
+        found = [
+            (box, each)
+            for _, box in sorted(self.stage.boxes.items())
+            if box.idle and box.handler == "phase"
+            for task in model.tasks.values()
+            if task["status"] == "waiting"
+            for each in task["wait"]["on"] or ()
+            if each in model.conversations
+            and working[each] == 1
+            and each in model.nodes_above(box.task)
+        ]
+        if not found:
+            return
+        box, conversation = found[n % len(found)]
+        await self._end_and_create(box, conversation)
+
+    async def _end_and_create(self, box: Box, conversation: int) -> None:
+        """A task completes inside the storage, and a host's new task queues behind it."""
         self.stage.blocking.hold()
 
         async def order(box: Box) -> bool:
@@ -701,6 +790,19 @@ class Player:
             tx.create_task(kind_of("sim.plain"), "auto", conversation=conversation)
 
         await self._host(body, lambda: self._known("sim.plain"))
+        await wait_all_tasks_blocked()
+        self.stage.blocking.release()
+
+    async def _do_handover_and_abort(self, n: int, newer: int) -> None:
+        """A task moves to new code, and an abort lands behind the commit that hands it over."""
+        box = self._phase(n)
+        if box is None:
+            return
+        await self.stage.replace(self.model.tasks[box.task]["kind"], ("same", "newer")[newer])
+        await self._do_goto(n)
+        self.stage.blocking.hold_after(1)
+        await wait_all_tasks_blocked()
+        await self._host(lambda tx: self._ask_abort(tx, box.task))
         await wait_all_tasks_blocked()
         self.stage.blocking.release()
 

@@ -115,6 +115,7 @@ class HeldWorker:
             with trio.CancelScope(shield=True):
                 await self._blocking.gate.wait()
             self._blocking.inside = False
+            self._blocking.passed()
         return fn(*args)
 
     def close(self) -> None:
@@ -128,6 +129,7 @@ class HoldingBlocking:
         self.gate = trio.Event()
         self.gate.set()
         self.inside = False
+        self._left: int | None = None
 
     @property
     def held(self) -> bool:
@@ -137,7 +139,19 @@ class HoldingBlocking:
         if not self.held:
             self.gate = trio.Event()
 
+    def hold_after(self, batches: int) -> None:
+        """Hold once so many more batches have passed."""
+        self._left = batches
+
+    def passed(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self._left = None
+                self.hold()
+
     def release(self) -> None:
+        self._left = None
         self.gate.set()
 
     async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -405,6 +419,8 @@ class Stage:
         if got:
             self.ledger.trace.append(f"{who} refused: {got}: {error}")
         if got in ENDED and (self.ending or self.storage.frozen or self.rt.closing):
+            return got
+        if got == "StorageAccessError" and self.storage.frozen:
             return got
         if got in ("AbortRequestedError", "InvocationEndedError") and box is not None:
             task = self.model.tasks[box.task]
