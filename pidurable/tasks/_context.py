@@ -203,7 +203,8 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         phase = self._phase
         if not phase.info.questions:
             raise no_hooks(phase.info.name)
-        return Hooks(phase.info.questions, self.handlers, self.report)
+        store = self._runtime.session.storage.store
+        return Hooks(phase.info.questions, self.handlers, self.report, store=store)
 
     def handlers(self, name: str) -> Sequence[HookHandler]:
         """The handlers of one hook, for a definition that combines their answers by its own rule.

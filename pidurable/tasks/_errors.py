@@ -5,6 +5,13 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from pidurable.errors import (
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageAccessError,
+    StorageCorruptError,
+    StorageRefusedError,
+)
 from pidurable.records import _json
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from pidurable.records._tasks import ErrorInfo
@@ -45,6 +52,37 @@ def leaves(error: BaseException) -> list[BaseException]:
         else:
             found.append(current)
     return found
+
+
+StorageTrouble = (
+    StorageRefusedError
+    | SessionPoisonedError
+    | SessionClosedError
+    | StorageAccessError
+    | StorageCorruptError
+)
+
+
+def storage_trouble(error: BaseException, store: str) -> StorageTrouble | None:
+    """What the session's own storage did, if that is why a handler raised, else None.
+
+    A refused or uncertain commit, or a read that failed, is never the task's fault, also not as
+    the cause of other errors. Another store that the handler opened is its own business.
+    """
+    found: list[StorageTrouble] = []
+    for leaf in leaves(error):
+        cause: BaseException | None = leaf
+        seen: set[int] = set()
+        while cause is not None and id(cause) not in seen:
+            if isinstance(cause, StorageTrouble) and cause.store == store:
+                found.append(cause)
+                break
+            seen.add(id(cause))
+            cause = cause.__cause__
+        else:
+            return None
+    damage = [each for each in found if isinstance(each, StorageCorruptError)]
+    return (damage or found)[0]
 
 
 def error_info(

@@ -8,7 +8,8 @@ the extensions of the task's conversation bring, in the order of installation:
 * Every other one decides: the first handler that answers anything but None has answered, and
   nobody else is asked. None is what comes when nobody did, so the annotation has to admit it.
 * A handler that raises is reported and skipped. What ends the invocation passes: cancellation, an
-  abort, a session that ended.
+  abort, a session that ended. So does trouble of the session's own storage, which is nobody's
+  fault: the phase begins again, and a decision is never left out for it.
 
 Handlers are resolved once per phase. A definition with another rule takes `ctx.handlers(name)`
 and asks them itself.
@@ -33,20 +34,11 @@ from pidurable.errors import (
     DefinitionError,
     InvalidArgumentError,
     InvocationEndedError,
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
     show,
 )
-from pidurable.tasks._errors import error_info, leaves
+from pidurable.tasks._errors import error_info, leaves, storage_trouble
 
-_PASSES = (
-    AbortRequestedError,
-    InvocationEndedError,
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
+_PASSES = (AbortRequestedError, InvocationEndedError)
 """What a handler raises because its task's invocation is over, and not by a fault of its own."""
 
 _EXAMPLE = "`async def before_charge(self, cents: int) -> Refusal | None: ...`"
@@ -234,12 +226,14 @@ class Hooks:
         questions: Mapping[str, Question],
         handlers: Callable[[str], Sequence[HookHandler]],
         report: Callable[[str], None],
+        *,
+        store: str,
     ) -> None:
         async def ask(question: Question, args: Any, named: Any) -> Any:
             # The protocol's own signature: what does not fit is the asker's mistake.
             given = question.signature.bind(*args, **named)
             given.apply_defaults()
-            return await _ask(question, given, handlers(question.name), report)
+            return await _ask(question, given, handlers(question.name), report, store)
 
         self._questions = questions
         self._ask = ask
@@ -265,6 +259,7 @@ async def _ask(
     given: inspect.BoundArguments,
     handlers: Sequence[HookHandler],
     report: Callable[[str], None],
+    store: str,
 ) -> Any:
     await trio.lowlevel.checkpoint()
     for handler in handlers:
@@ -274,8 +269,9 @@ async def _ask(
             if inspect.isawaitable(answer):
                 answer = await answer
         except Exception as error:
-            if any(isinstance(leaf, _PASSES) for leaf in leaves(error)):
-                raise
+            for leaf in leaves(error):
+                if isinstance(leaf, _PASSES) or storage_trouble(leaf, store) is not None:
+                    raise
             info = error_info(error)
             report(f"{place} raised and is skipped: {info.type}: {info.message}")
             continue

@@ -26,11 +26,8 @@ import trio
 
 from pidurable.errors import (
     NotJsonError,
-    SessionClosedError,
-    SessionPoisonedError,
     StorageAccessError,
     StorageCorruptError,
-    StorageRefusedError,
 )
 from pidurable.records import _json
 from pidurable.records._limits import PROBE_SECONDS
@@ -38,7 +35,7 @@ from pidurable.records._tasks import ErrorInfo, OutcomeRecord
 from pidurable.storage import StartRow
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
-from pidurable.tasks._errors import leaves
+from pidurable.tasks._errors import StorageTrouble, leaves, storage_trouble
 from pidurable.tasks._faults import write, write_fault
 from pidurable.tasks._mistakes import (
     UNREADABLE_REMEDY,
@@ -307,7 +304,7 @@ async def _step(
         report_late(runtime, phase, error, "when it was aborted, and its abort goes on")
         return None
     if isinstance(error, BaseException):
-        trouble = _storage_trouble(error, runtime.session.storage.store)
+        trouble = storage_trouble(error, runtime.session.storage.store)
         if trouble is not None:
             await _after_failed_read(runtime, invocation, trouble)
             return None
@@ -353,38 +350,9 @@ async def _step(
     )
 
 
-_Trouble = (
-    StorageRefusedError
-    | SessionPoisonedError
-    | SessionClosedError
-    | StorageAccessError
-    | StorageCorruptError
-)
-
-
-def _storage_trouble(error: BaseException, store: str) -> _Trouble | None:
-    """What the session's own storage did, if that is why a handler raised, else None.
-
-    A refused or uncertain commit, or a read that failed, is never the task's fault, also not as
-    the cause of other errors. Another store that the handler opened is its own business.
-    """
-    found: list[_Trouble] = []
-    for leaf in leaves(error):
-        cause: BaseException | None = leaf
-        seen: set[int] = set()
-        while cause is not None and id(cause) not in seen:
-            if isinstance(cause, _Trouble) and cause.store == store:
-                found.append(cause)
-                break
-            seen.add(id(cause))
-            cause = cause.__cause__
-        else:
-            return None
-    damage = [each for each in found if isinstance(each, StorageCorruptError)]
-    return (damage or found)[0]
-
-
-async def _after_failed_read(runtime: Runtime, invocation: Invocation, trouble: _Trouble) -> None:
+async def _after_failed_read(
+    runtime: Runtime, invocation: Invocation, trouble: StorageTrouble
+) -> None:
     """Leave the task at its checkpoint, uncharged, with its turn to come; damage blocks it."""
     if isinstance(trouble, StorageCorruptError):
         await _block(runtime, invocation, str(trouble), reason="unknown_record")

@@ -11,7 +11,15 @@ import pytest
 import trio
 from worlds import Actor, World
 
-from pidurable.errors import AbortRequestedError, InvalidArgumentError, InvocationEndedError
+from pidurable.errors import (
+    AbortRequestedError,
+    InvalidArgumentError,
+    InvocationEndedError,
+    SessionClosedError,
+    StorageAccessError,
+    StorageCorruptError,
+    StorageRefusedError,
+)
 from pidurable.tasks._hooks import Hooks, Question, questions_of
 
 Refusal = str | None
@@ -44,7 +52,8 @@ def asking(*functions: Callable[..., Any]) -> tuple[Questions, list[str]]:
     handlers: Sequence[Handler] = [
         Handler(f"ext{number}", function) for number, function in enumerate(functions)
     ]
-    hooks: Any = Hooks(questions_of("Test", Questions), lambda name: handlers, reports.append)
+    questions = questions_of("Test", Questions)
+    hooks: Any = Hooks(questions, lambda name: handlers, reports.append, store="own")
     return hooks, reports
 
 
@@ -117,10 +126,14 @@ async def test_a_handler_that_raises_is_reported_and_skipped() -> None:
         AbortRequestedError(1, "user"),
         ExceptionGroup("two", [ValueError(), InvocationEndedError(1, "over")]),
         KeyboardInterrupt(),
+        SessionClosedError("own"),
+        StorageRefusedError("own", "disk full"),
+        StorageAccessError("own", "disk I/O error"),
+        ExceptionGroup("two", [ValueError(), StorageCorruptError("own", "a damaged page")]),
     ],
 )
-async def test_what_ends_the_invocation_passes(error: BaseException) -> None:
-    """An abort, the end of the phase or Ctrl-C that a handler meets is not its own fault."""
+async def test_what_is_nobodys_fault_passes(error: BaseException) -> None:
+    """An abort, the end of the phase, Ctrl-C or trouble of the storage leaves no decision out."""
 
     def raises(cents: int, *, currency: str) -> None:
         raise error
@@ -130,6 +143,18 @@ async def test_what_ends_the_invocation_passes(error: BaseException) -> None:
     with pytest.raises(type(error)):
         await hooks.before(1)
     assert reports == []
+
+
+async def test_trouble_of_another_store_is_the_fault_of_who_opened_it() -> None:
+    """Its handler is reported and skipped, as for any other raise."""
+
+    def raises(cents: int, *, currency: str) -> None:
+        raise StorageRefusedError("another", "disk full")
+
+    hooks, reports = asking(raises, lambda cents, currency: "no")
+
+    assert await hooks.before(1) == "no"
+    assert len(reports) == 1
 
 
 async def test_a_question_asked_wrongly_is_the_mistake_of_who_asks() -> None:
