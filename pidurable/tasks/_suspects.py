@@ -90,16 +90,23 @@ class Suspects:
         self._runtime.scheduler.kick()
 
     def let_next(self) -> None:
-        """Let the first of each kind compete for the next trial."""
+        """Let the first of each kind that may start compete for the next trial.
+
+        Those before it come again by themselves: when what is below them has ended, or when the
+        moment of their retry is there.
+        """
         index = self._runtime.index
+        now = self._runtime.session.clock.now_us()
         for kind in list(self._waiting):
             ids = self._waiting[kind]
             while ids:
                 first = next(iter(ids))
                 del ids[first]
                 node = self._runtime.published.task(first)
-                if node is not None and node.live and node.blocked is None:
-                    index.joined(node, again=False)
+                if node is None or not node.live or node.blocked is not None:
+                    continue
+                index.joined(node, again=False)
+                if node.not_before_us <= now and (not node.marked or index.may_abort(node)):
                     break
             if not ids:
                 del self._waiting[kind]

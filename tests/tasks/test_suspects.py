@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 from recount import check_at_rest
-from worlds import Harmless, Next, Other, Start, World, child_of, done, forever
+from worlds import Actor, Harmless, Next, Other, Start, World, child_of, done, forever
 
 from pidurable.records._limits import SUSPECT_SECONDS
 from pidurable.testing import Fault
@@ -188,3 +188,29 @@ async def test_a_suspect_that_is_settled_without_a_trial_makes_room_for_the_next
         await world.abort(ids[0])
         await world.quiet()
     assert [world.outcome(id) for id in ids] == ["aborted"] * 4
+
+
+async def test_owners_that_wait_for_what_is_below_keep_no_suspect_waiting() -> None:
+    """Let go for their trials, marked owners have to wait for a child, whose trial comes first."""
+    world = World()
+
+    def owner_of(name: str) -> Any:
+        async def owner(at: Any, ctx: Any) -> None:
+            await ctx.create_task(Actor, name, key=name)
+            await trio.sleep_forever()
+
+        return owner
+
+    world.scripts.update(middle=owner_of("child"), child=forever)
+    first, top = await suspects(world, "ab", b=owner_of("middle"))
+    middle = child_of(world, top, "middle")
+    child = child_of(world, middle, "child")
+    async with world.open():
+        await world.quiet()
+        assert world.status(first) == "running"
+        await world.abort(top)
+        await world.quiet()
+        await world.abort(first)
+        await world.quiet()
+        tasks = (first, child, middle, top)
+        assert [world.outcome(id) for id in tasks] == ["aborted"] * 4
