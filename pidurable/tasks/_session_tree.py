@@ -129,8 +129,8 @@ class SessionTree:
         while staged is not None and staged.lower is not None:
             for node in staged.nodes.values():
                 if isinstance(node, Scope) and node.below and node.id not in found:
-                    above = view.find_above(node)
-                    if above is not None and (above.id == owner or above.id in found):
+                    live = (each.id for each in view.owners(node) if each.live)
+                    if next(live, None) == owner:
                         found[node.id] = None
             staged = staged.lower
         return list(found)

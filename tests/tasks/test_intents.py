@@ -475,3 +475,47 @@ async def test_work_made_in_the_commit_that_marks_its_owner_is_marked_but_behind
         check_at_rest(rt)
     assert world.marked(*ids) == [True, False]
     assert [world.outcome(id) for id in ids] == ["aborted", "completed"]
+
+
+async def test_a_mark_finds_every_conversation_that_its_own_commit_made_busy_below() -> None:
+    """Also one that is below ended tasks and other idle conversations, however deep."""
+    world = World()
+
+    async def opens(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            async with ctx.commit() as tx:
+                tx.create_conversation(key="below")
+                tx.goto(Next(1))
+        elif ctx.input == "top":
+            await forever(at, ctx)
+        else:
+            await ctx.complete("opened")
+
+    world.scripts.update(dict.fromkeys(("top", "a", "b", "c"), opens), new=forever)
+
+    async def open_in(conversation: int, name: str) -> tuple[int, int]:
+        task = await world.create(name, conversation=conversation)
+        await world.quiet()
+        made = world.rt.session.storage.conversation_by_key(task, "below")
+        assert made is not None
+        return task, made.id
+
+    async with world.open() as rt:
+        owner, first = await open_in(ROOT, "top")
+        conversations = [first]
+        for name in ("a", "b", "c"):
+            conversations.append((await open_in(conversations[-1], name))[1])
+        told: dict[int, set[int]] = {}
+        rt.on_intent.append(
+            lambda tx, node: told.setdefault(node.id, set(rt.conversations_below(tx.view, node.id)))
+        )
+
+        def work_and_abort(tx: Any) -> None:
+            tx.create_task(Actor, "new", conversation=conversations[-1])
+            tx.create_task(Actor, "new", conversation=ROOT)
+            tx.create_task(Actor, "new", conversation=conversations[1], background=True)
+            tx.abort_task(owner)
+
+        await rt.commit(work_and_abort)
+        assert told[owner] == set(conversations)
+        assert (await world.end(owner)).status == "aborted"
