@@ -30,7 +30,7 @@ FIXED = ("conversation", "kind", "owner", "background", "on_restart", "deadline"
 FIELDS = (
     *FIXED,
     *("version", "status", "mark", "outcome", "blocked", "woken_by", "wait", "tag", "digest"),
-    *("invocations", "recoveries", "tries", "ready_at"),
+    *("invocations", "recoveries", "tries", "ready_at", "let_go"),
 )
 EDGES = {
     "pending": ("pending", "running", "terminal"),
@@ -185,6 +185,10 @@ class Oracle:
                 return True
             shields = live(owner) and owner["on_restart"] in ("go", "abort")
         return False
+
+    def let_go(self, id: int) -> bool:
+        """Whether it, or something above it, was resumed where nothing has run since."""
+        return any(self.tasks[each]["let_go"] for each in (id, *self.above(id)))
 
     def cycle(
         self, waiter: int, on: tuple[int, ...], *, marked_too: bool, owned: bool = True
@@ -426,6 +430,7 @@ class Oracle:
         changed = changed or (commit["by"] == "open" and old["blocked"] in CODE_REASONS)
         if old["blocked"] == "interrupted":
             changed = self.books[id]["under"] and not self.halted(id)
+            changed = changed or (commit["by"] == "open" and self.let_go(id))
         self._must(looked or changed, "blocked until looked at", id, old["blocked"], None)
 
     def reasons(self, id: int, task: TaskDict, commit: dict[str, Any] | None) -> list[str]:
@@ -433,7 +438,8 @@ class Oracle:
         found = [self.unusable(task)] if self.unusable(task) else []
         if commit is None:
             return found
-        if commit["by"] == "open" and "wait" in self.policies_of_restart(id):
+        restarted = commit["by"] == "open" and not self.let_go(id)
+        if restarted and "wait" in self.policies_of_restart(id):
             found.append("interrupted")
         if commit["by"] in ("open", "scheduler") and self.looping(id, commit["tasks"][id]):
             found.append("crash_loop")
@@ -735,6 +741,7 @@ class Oracle:
             aborted = policies != {"abort"} or task["mark"] is not None
             self._must(aborted, "a restart aborts", id, "a mark", task)
             free = task["mark"] is None and task["status"] != "completing"
+            free = free and not self.let_go(id)
             halted = policies != {"wait"} or not free or task["blocked"] is not None
             self._must(halted, "a restart interrupts", id, "interrupted", task)
 
@@ -806,6 +813,8 @@ class Oracle:
         self, id: int, task: TaskDict, now: int, working: Counter[int], held: Counter[str]
     ) -> str | None:
         status, quiet = task["status"], not working[id]
+        if task["let_go"] and self.started:
+            return "its resumption still counts, though tasks run"
         if status == "completing":
             return "not terminal with nothing below" if quiet else None
         if task["blocked"] == "interrupted" and task["mark"] is None:

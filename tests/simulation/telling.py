@@ -34,6 +34,8 @@ def state_of(row: Any) -> dict[str, Any]:
         "woken_by": row.woken_by,
         "invocations": row.invocations,
         "recoveries": row.recoveries,
+        # Resumed where nothing ran: the store says so in the column of a reason that is not there.
+        "let_go": row.abort_us is None and row.abort_reason == "resumed",
         "tries": row.tries,
         # The row says since when a task is ready; only a retry makes that a moment to come.
         "ready_at": row.ready_us if row.tries else 0,

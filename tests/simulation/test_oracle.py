@@ -29,6 +29,7 @@ FRESH = {
     "recoveries": 0,
     "tries": 0,
     "ready_at": 0,
+    "let_go": False,
 }
 
 
