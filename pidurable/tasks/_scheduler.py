@@ -23,10 +23,11 @@ from pidurable.errors import (
     PidurableError,
     SessionClosedError,
     SessionPoisonedError,
+    StorageAccessError,
     StorageRefusedError,
 )
 from pidurable.records._limits import PROBE_SECONDS
-from pidurable.session._seams import VirtualClock
+from pidurable.session._seams import VirtualClock, logger
 from pidurable.storage import Op
 from pidurable.tasks._pass import Pass
 from pidurable.tasks._suspects import Suspects
@@ -161,6 +162,13 @@ class Scheduler:
                 await self._runtime.commit(one.fill)
         except StorageRefusedError:
             one.put_back()
+            self.kick()
+            return False
+        except StorageAccessError as failed:
+            # Of the rare rows that a pass reads: what ended above, what is to be migrated.
+            one.put_back()
+            logger.warning("a read of the scheduler failed and is tried again: %s", failed)
+            await trio.sleep(PROBE_SECONDS)
             self.kick()
             return False
         except (SessionPoisonedError, SessionClosedError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
+from pidurable.errors import StorageAccessError
 from pidurable.session._session import Session
 from pidurable.tasks._index import Index
 from pidurable.tasks._tree import TERMINAL, AnyNode, Node, Scope, View
@@ -62,12 +63,16 @@ class SessionTree:
         if found is not None:
             return found
         top = conversation
-        while True:
-            owner = self.session.staged_conversation(top).owner
-            above = None if owner is None else self._conversation_of_task(owner)
-            if above is None:
-                break
-            top = above
+        try:
+            while True:
+                owner = self.session.staged_conversation(top).owner
+                above = None if owner is None else self._conversation_of_task(owner)
+                if above is None:
+                    break
+                top = above
+        except StorageAccessError:
+            # It decides about turns alone: this once the task takes them for itself.
+            return conversation
         if len(self._tops) > _TOPS_CACHED:
             self._tops.clear()
         self._tops[conversation] = top

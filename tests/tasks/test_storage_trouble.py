@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import trio
 from recount import check_at_rest
-from worlds import ROOT, Harmless, Next, World, done, forever, parent_of
+from worlds import ROOT, Actor, Harmless, Next, Start, World, done, forever, parent_of
 
-from pidurable.errors import SessionPoisonedError, StorageRefusedError
+from pidurable.errors import SessionPoisonedError, StorageAccessError, StorageRefusedError
 from pidurable.testing import Fault, TrioClock
 
 
@@ -204,3 +205,62 @@ async def test_a_retry_counts_no_refusal(autojump_clock: Any) -> None:
         await world.end(task)
         await rt.commit(lambda tx: tx.append(ROOT, {}, kind="note"))
     assert world.row(task).tries == 0
+
+
+class Newer(Actor):
+    """The actor of the next version."""
+
+    version = 2
+
+    def migrate(self, input: Any, checkpoint: Any, from_version: int) -> Any:
+        return input, checkpoint
+
+
+@pytest.mark.parametrize("point", ["task_checkpoint", "task_input"])
+async def test_a_read_of_the_scheduler_that_fails_is_tried_again(
+    autojump_clock: Any, point: str
+) -> None:
+    """The pass that met it changes nothing, and the session goes on."""
+    world = World(Actor)
+    async with world.crashing():
+        tasks = [await world.create(name, forever) for name in ("a", "b")]
+        await world.quiet()
+    world.install(Newer)
+    async with world.open(start=False) as rt:
+        world.storage.add(Fault.fail(point, times=3))
+        rt.start()
+        await trio.sleep(30)
+        assert [world.status(task) for task in tasks] == ["running", "running"]
+        assert [world.row(task).version for task in tasks] == [2, 2]
+        check_at_rest(rt)
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+async def test_a_read_that_fails_while_a_task_is_created_ends_no_session(
+    autojump_clock: Any, at: int
+) -> None:
+    """Below ended tasks that have left memory: it is refused, or it is stored and runs."""
+    world = World(Actor)
+
+    async def opens(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            async with ctx.commit() as tx:
+                tx.create_conversation(key="below")
+                tx.goto(Next(1))
+        else:
+            await ctx.complete("opened")
+
+    async with world.open() as rt:
+        owner = await world.create("owner", opens)
+        await world.end(owner)
+        below = rt.session.storage.conversation_by_key(owner, "below")
+        assert below is not None
+    async with world.open() as rt:
+        world.storage.add(Fault.fail(at=at))
+        with contextlib.suppress(StorageAccessError):
+            task = await world.create("a", done, conversation=below.id)
+            assert (await world.end(task)).status == "completed"
+        world.storage.clear()
+        assert rt.session.line.poison is None
+        assert (await world.end(await world.create("b", done))).status == "completed"
+        check_at_rest(rt)
