@@ -15,6 +15,8 @@ from pidurable.tasks._index import Index
 from pidurable.tasks._tree import TERMINAL, AnyNode, Node, Scope, View
 
 _TOPS_CACHED = 100_000
+_FREE_KEPT = 100_000
+"""Beyond it those that are below no interrupted task are forgotten, and found again."""
 
 
 class SessionTree:
@@ -161,6 +163,9 @@ class SessionTree:
                     break
                 passed.append(owner.id)
         if not found:
+            if len(self._unhalted) > _FREE_KEPT:
+                # Most of them have ended by now: the interrupted task may stand for months.
+                self._unhalted.clear()
             self._unhalted.update(passed)
         return found
 

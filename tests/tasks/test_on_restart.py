@@ -371,3 +371,19 @@ async def test_a_restart_aborts_what_was_parked() -> None:
         assert world.row(task).blocked == "faulted"
     async with world.open():
         assert (await world.end(task)).status == "aborted"
+
+
+async def test_what_runs_beside_an_interrupted_task_leaves_no_trail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many tasks come and go while it stands, few of them are remembered."""
+    monkeypatch.setattr("pidurable.tasks._session_tree._FREE_KEPT", 10)
+    world = World()
+    async with world.crashing():
+        stands = await world.create("stands", forever, on_restart="wait")
+        await world.quiet()
+    async with world.open() as rt:
+        for _ in range(40):
+            await world.end(await world.create("d", done))
+        assert world.row(stands).blocked == "interrupted"
+        assert 0 < len(rt._unhalted) <= 13
