@@ -375,14 +375,14 @@ class Oracle:
         past = task["deadline"] is not None and task["deadline"] <= commit["now"]
         if task["mark"] == "deadline" and past:
             return
-        if task["mark"] == "join" and self._joined(id):
+        if task["mark"] == "join" and self._joined(id, before):
             return
         restarted = commit["by"] == "open" and "abort" in self.policies_of_restart(id)
         self._must(restarted, "a mark has a cause", id, None, task["mark"])
 
-    def _joined(self, id: int) -> bool:
-        """Whether a join over this task was decided by another one."""
-        for waiter, task in self.tasks.items():
+    def _joined(self, id: int, before: dict[int, TaskDict]) -> bool:
+        """Whether a join over this task was decided by another one; it may end by this commit."""
+        for waiter, task in before.items():
             if task["wait"] and id in (task["wait"]["on"] or ()):
                 deciders = self.books[waiter].get("deciders") or self._decided_by(task["wait"])
                 if set(deciders) - {id}:
