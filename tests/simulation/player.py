@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.errors import PidurableError
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tasks"))
+from recount import check_tree
+
 SECONDS = (0.3, 1.5, 5.0, 61.0, 1000.0)
 STEPS = (3, 60, -3, -60, 1000)
 
@@ -39,6 +43,10 @@ class Difference(AssertionError):
 def quiet_logs() -> None:
     """Faults, retries and deaths are what programs are made of; nobody wants to read of them."""
     logging.getLogger("pidurable").setLevel(logging.CRITICAL + 1)
+
+
+recounts = True
+"""Whether the counters and indexes of the runtime are made anew from the rows at each rest."""
 
 
 class Player:
@@ -141,6 +149,9 @@ class Player:
         if due:
             raise Difference(f"at rest: {due[0]}")
         self._compare_rows()
+        base = stage.memory()
+        if recounts and base is not None:
+            check_tree(stage.rt, base)
 
     def _compare_rows(self) -> None:
         """What is stored is what the model was told, and nothing besides."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import player
 from player import Player, first_difference, play, quiet_logs, replay_command
 from programs import Program, draw_program, shrink
 from rare import RARE
@@ -132,8 +133,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="stop after so many")
     parser.add_argument("--tries", type=int, default=300, help="most tries to shrink")
     parser.add_argument("--program", help="play this one and print its trace")
+    parser.add_argument("--model-only", action="store_true", help="recount no index of the runtime")
     given = parser.parse_args()
     quiet_logs()
+    player.recounts = not given.model_only
     if given.program is not None:
         found = first_difference([tuple(each) for each in json.loads(given.program)], given.seed)
         print(found if isinstance(found, str) else "\n".join(found.ledger.trace[-40:]))

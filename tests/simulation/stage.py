@@ -365,6 +365,10 @@ class Stage:
         self.ledger.closed(crashed=self.storage.frozen)
         self.leaked.clear()
 
+    def memory(self) -> MemoryStorage | None:
+        """The store, if it is one in memory."""
+        return self._base if self._path is None else None
+
     def _prepare(self, runtime: Runtime) -> None:
         self.rt = runtime
         runtime.session.participants.append(Witness(self))

@@ -191,6 +191,8 @@ def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
         if tooth is not None:
             tooth.plant(Path(folder) / "pidurable")
         command = [sys.executable, str(RUNNER), "--programs", str(programs), "--tries", "0"]
+        # What the recount would find is not the merit of the model.
+        command.append("--model-only")
         try:
             done = subprocess.run(
                 command,
