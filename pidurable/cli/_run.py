@@ -314,11 +314,19 @@ async def _notice_stuck(host: Host, harness: Harness) -> Exit:
         )
     if len(blocked) > BLOCKED_SHOWN_MAX:
         host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
-    host.err(
-        "  next: install what is missing (--extension) and `pidurable resume`, or give it up with "
-        f"`pidurable task abort {blocked[0].id}`"
-    )
+    # One way out for each reason, of the first task that is blocked for it.
+    for row in {row.blocked: row for row in reversed(blocked)}.values():
+        host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
     return Exit.PARKED
+
+
+def _way_out(row: Any) -> str:
+    """What a person does about one blocked task."""
+    if row.blocked == "interrupted":
+        return f"`pidurable task resume {row.id}` and `pidurable resume`"
+    if row.blocked in ("faulted", "crash_loop"):
+        return f"mend the cause, `pidurable task retry {row.id}` and `pidurable resume`"
+    return "install what is missing (--extension) and `pidurable resume`"
 
 
 def _waits_for_others(harness: Harness, row: Any) -> bool:

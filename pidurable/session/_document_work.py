@@ -108,7 +108,8 @@ class DocumentWork:
             scope_id = 0
         elif scope_id is None:
             raise InvalidArgumentError(
-                "scope_id", f"document {definition.name!r} belongs to a {definition.scope}"
+                "scope_id",
+                f"document {definition.name!r} belongs to a {definition.scope}; give the id of one",
             )
         if definition.scope == "conversation":
             self.conversation(scope_id)

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import trio
 
+from pidurable import ExtensionLoader, Registry, open_harness
 from pidurable.cli._plan import Plan, PlanItem
 from pidurable.session._seams import Failpoints
 
@@ -283,6 +285,56 @@ async def pay(call: ToolCall) -> str:
 
 extension = Extension("shop", tools=[pay], tasks=[Payment()])
 '''
+
+
+WAITS = '''
+import attrs
+from pidurable import Extension, Task, nothing_to_undo, phase
+
+@attrs.frozen
+class Begin:
+    """Nothing has happened."""
+
+class Night(Task[None, Begin, str]):
+    name = "shop.night"
+    abort = nothing_to_undo
+    def initial(self, input: None) -> Begin:
+        return Begin()
+    @phase
+    async def begin(self, at: Begin, ctx) -> None:
+        await ctx.complete("done")
+
+extension = Extension("night", tasks=[Night()])
+'''
+
+
+def test_what_a_restart_interrupted_is_resumed_by_the_two_commands_that_are_named(
+    command, tmp_path: Path
+) -> None:
+    """`resume` says how a person lets it go on, and that is what it takes, also after a look."""
+    (tmp_path / "night.py").write_text(WAITS)
+    extension = str(tmp_path / "night.py")
+    store = str(tmp_path / "s.sqlite")
+
+    async def prepare() -> int:
+        registry = Registry()
+        ExtensionLoader(registry).load(extension)
+        night = registry.snapshot.definition("shop.night")
+        async with open_harness(store, registry=registry) as harness:
+            root = await harness.root()
+            async with harness.commit() as tx:
+                return tx.create_task(type(night), None, conversation=root.id, on_restart="wait")
+
+    task = trio.run(prepare)
+    stuck = command("resume", "-e", extension, "--store", store)
+    lifted = command("task", "resume", str(task), "--store", store)
+    looked = command("task", "retry", str(task), "--store", store)
+    done = command("resume", "-e", extension, "--store", store)
+
+    assert stuck.code == 6
+    assert f"next: `pidurable task resume {task}` and `pidurable resume`" in stuck.err
+    assert (lifted.code, looked.code, done.code) == (0, 0, 0)
+    assert command("task", "show", str(task), "--store", store).out.count("completed") >= 1
 
 
 # C029
