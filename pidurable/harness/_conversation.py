@@ -143,9 +143,11 @@ class Conversation:
         Args:
             definition: The class of an installed definition.
             input: Its input; stored with the task, and kept.
-            key: Create it once: a second call with the same key gives the first task's id.
+            key: Create it once: a second call with the same key gives the first task's id, ended or
+                not; 1 to 512 characters.
             background: This conversation's abort and idle waits do not reach it.
-            deadline: Passing it aborts the task, with the reason `deadline`.
+            deadline: An aware datetime; passing it aborts the task, with the reason `deadline`. One
+                that has passed aborts it at once.
             on_restart: What opening the store again does to it and to what is below, while it is
                 live: `go` recovers it, `wait` blocks it (`interrupted`) until
                 `harness.resume_task`, `abort` aborts it. None takes the nearest owner's; without
@@ -154,6 +156,8 @@ class Conversation:
         Raises:
             UnknownDefinitionError: The definition is not installed.
             NotJsonError: The input does not fit its type or cannot be stored.
+            InvalidArgumentError: A deadline without a zone, an unknown `on_restart`, a key that is
+                empty or too long.
         """
         self._harness.start()
         return await self._harness._runtime.commit(

@@ -342,6 +342,8 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
     async def wait_for_task(self, task_id: TaskId[ChildResultT]) -> Outcome[ChildResultT]:
         """Wait in memory until a task has ended. Holds this invocation; `wait` does not.
 
+        Cancelling it changes nothing of that task; bound it with `trio.move_on_after`.
+
         Raises:
             UnknownTaskError: No such task.
             WaitCycleError: That task waits for this one.

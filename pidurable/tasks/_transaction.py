@@ -127,13 +127,15 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
                 a conversation that is busy again counts again. An empty one wakes at the next pass.
             policy: `fail_fast` and `first_success` need ownership of all of `on`, so all of it
                 must be tasks.
-            deadline: Wake at this moment at the latest; what is awaited goes on.
+            deadline: An aware datetime. Wake at this moment at the latest, or at once if it has
+                passed; what is awaited goes on.
             signals: Wake at the first unread signal.
 
         Raises:
             UnknownTaskError: `on` names something that does not exist or cannot be waited for.
             WaitCycleError: What it waits for waits for this task, or is kept busy by it.
-            InvalidArgumentError: No condition is given, or the policy does not fit.
+            InvalidArgumentError: No condition is given, the policy does not fit, or the deadline
+                has no zone.
         """
         self._transition_guard()
         phase = self._phase
@@ -304,7 +306,14 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         return _json.loads_stored(text)
 
     def receive(self, *, limit: int = 100) -> list[tuple[str, Any]]:
-        """Take the oldest unread signals, as (name, payload): consumed exactly with this commit."""
+        """Take the oldest unread signals, as (name, payload): consumed exactly with this commit.
+
+        Args:
+            limit: Most of them; the others stay unread, and wake the next wait for signals.
+
+        Raises:
+            InvalidArgumentError: `limit` is no int of at least 1.
+        """
         self.check_phase()
         if type(limit) is not int or not 0 < limit < 2**63:
             raise InvalidArgumentError("limit", "expected at least 1", show(limit))
