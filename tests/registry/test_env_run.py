@@ -181,7 +181,8 @@ async def test_nothing_is_left_after_the_time_limit(
 async def test_a_cancelled_command_gets_time_to_clean_up(tmp_path: Path) -> None:
     """SIGTERM comes first, and a handler that writes much on its way out is not stuck."""
     env = LocalEnv(tmp_path, grace_seconds=30.0)
-    command = "trap 'head -c 300000 /dev/zero; echo bye > bye; exit' TERM; echo up; sleep 60 & wait"
+    # The sleep first: one that is forked while the signal is on its way outlives the shell.
+    command = "trap 'head -c 300000 /dev/zero; echo bye > bye; exit' TERM; sleep 60 & echo up; wait"
 
     with trio.CancelScope() as scope:
 
