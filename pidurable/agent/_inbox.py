@@ -132,6 +132,12 @@ def submit(
     item = {"submission": record.id, "mode": when_busy, "content": encoded}
     tx.put_submission(record)
     if live["run"] is not None:
+        if tx.is_cancelled(conversation_id):
+            # Its run drains, and no other one will ever place what is queued behind it.
+            tx.update_submission(
+                attrs.evolve(record, status="unanswered", reason="aborted", ended_us=tx.now_us())
+            )
+            return record.id
         update_doc(tx, InboxDocument, conversation_id, items=[*inbox, item])
         return record.id
     if inbox:

@@ -264,6 +264,11 @@ class TreeTransaction(Transaction):
         """The row of a task that is not in memory, that is, of one that has ended."""
         return self._session.storage.task(task_id)
 
+    def is_cancelled(self, conversation_id: int) -> bool:
+        """Tell whether a conversation is below a live task that is to be aborted with it."""
+        scope = self.view.find(conversation_id) or self._runtime.load(conversation_id)
+        return scope is not None and self._runtime.under_intent(self.view, scope)
+
     # --- marks and signals ---------------------------------------------------------------
 
     def abort_task(self, task_id: int, reason: str = "user") -> None:

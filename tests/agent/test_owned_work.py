@@ -255,6 +255,34 @@ async def test_an_abort_above_takes_back_what_is_queued_below(autojump_clock: Mo
     assert all(seen)
 
 
+async def test_what_is_submitted_below_an_abort_is_answered_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    """Input for a sub-agent that is being aborted is unanswered, and nobody waits for ever."""
+    world = World(
+        Step(calls=(ScriptedCall(name="slow"),), when=When(user="the task")),
+        calls("subagent", task="the task"),
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await world.reached.wait()
+        child = harness.conversation(int(world.ledger[0].split()[1]))
+        async with harness.commit() as tx:
+            tx.abort_task(harness.session.conversation(child.id).owner)
+            child_is_cancelled = tx.is_cancelled(child.id)
+        late = await child.submit("and then this")
+        settled = await late.wait()
+        outcome = await submission.wait()
+        await harness.wait_for_idle()
+        await verify(world, harness)
+
+    assert child_is_cancelled
+    assert settled.reason == "aborted"
+    assert outcome is not None
+
+
 async def test_aborting_a_child_ends_the_child_alone(autojump_clock: MockClock) -> None:
     """The parent's call learns that its child gave no answer, and the parent goes on."""
     world = World(
