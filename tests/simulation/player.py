@@ -769,23 +769,43 @@ class Player:
         box.give(order)
 
     async def _do_busy_again(self, n: int) -> None:
-        """A conversation that is waited for gets new work while its last work ends."""
+        """A conversation whose idleness is waited for gets new work while its last work ends."""
         model, working = self.model, self.model.working()
-        found = [
-            (box, each)
+        idle = [
+            box
             for _, box in sorted(self.stage.boxes.items())
             if box.idle and box.handler == "phase"
-            for task in model.tasks.values()
-            if task["status"] == "waiting"
-            for each in task["wait"]["on"] or ()
-            if each in model.conversations
-            and working[each] == 1
-            and each in model.nodes_above(box.task)
+        ]
+        found = [
+            (waiter, box, conversation)
+            for box in idle
+            for conversation in model.nodes_above(box.task)
+            if conversation in model.conversations and working[conversation] == 1
+            for waiter in idle
+            if conversation not in model.nodes_above(waiter.task)
         ]
         if not found:
             return
-        box, conversation = found[n % len(found)]
-        await self._end_and_create(box, conversation)
+        waiter, box, conversation = found[n % len(found)]
+        waiter.give(self._wait_order((conversation,), 0, None, False, 1))
+        await wait_all_tasks_blocked()
+        if box.idle and self.stage.boxes.get(box.task) is box:
+            await self._end_and_create(box, conversation)
+
+    async def _do_all_due(self, n: int) -> None:
+        """A wait for tasks, a signal and a deadline that are all there when it begins."""
+        box = self._phase(n)
+        if box is None:
+            return
+        id = box.task
+
+        def expected() -> set[str]:
+            return {"" if live(self.model.tasks[id]) else "TaskEndedError"}
+
+        await self._host(lambda tx: tx.signal(id, "go"), expected)
+        await wait_all_tasks_blocked()
+        if box.idle and self.stage.boxes.get(id) is box:
+            box.give(self._wait_order((), 0, 0, True, 1))
 
     async def _end_and_create(self, box: Box, conversation: int) -> None:
         """A task completes inside the storage, and a host's new task queues behind it."""

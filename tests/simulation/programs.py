@@ -51,6 +51,7 @@ OPERATIONS: dict[str, tuple[int, tuple[int, ...]]] = {
     "dependency": (2, (MANY, MANY)),
     "held_decider": (2, (MANY, 1)),
     "busy_again": (2, (MANY,)),
+    "all_due": (1, (MANY,)),
     "handover_and_abort": (2, (MANY, 1)),
     "signal": (4, (MANY, 3)),
     "advance": (6, (4,)),
