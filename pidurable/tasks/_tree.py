@@ -77,24 +77,23 @@ class View:
         if found is not None and found.counts:
             return found
         passed: list[int] = []
-        durable = True
+        published, ends_staged = self.lower is None, False
         while found is None or not found.counts:
-            if found is not None:
-                # Its end is not published yet, and might never be.
-                durable = False
-                next_id: int | None = found.above
-            else:
-                next_id = self._skips.get(id)
-                if next_id is None:
+            next_id = self._skips.get(id) if found is None or published else None
+            if next_id is None:
+                if found is None:
                     found = self._load(id)
                     if found is None or found.counts:
                         break
-                    next_id = found.above
+                elif not published:
+                    # Its end may be taken back with the batch.
+                    ends_staged = True
+                next_id = found.above
             assert next_id is not None
             passed.append(id)
             id = next_id
             found = self.find(id)
-        if durable and passed:
+        if passed and not ends_staged:
             if len(self._skips) > _SKIPS_KEPT:
                 self._skips.clear()
             self._skips.update((each, id) for each in passed)
