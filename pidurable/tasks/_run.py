@@ -179,6 +179,8 @@ async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
             left = await _call(runtime, invocation, phase, at, input)
             await phase.quiet()
             following = await _step(runtime, invocation, phase, left)
+            # It refers to the frames that it left, and from Python 3.13 on these refer to this one.
+            left = None
 
 
 def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
