@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 # Some sixty processes are started, each of which imports a provider's library.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 HERE = Path(__file__).parent
 
