@@ -51,8 +51,6 @@ class Screen:
     now: Callable[[], float] = trio.current_time
     written: int = 0
     """Bytes in all."""
-    left_by: signal.Signals | None = None
-    """The signal that asked to leave."""
     _lines: list[StyledLine] = attrs.Factory(list)
     _size: tuple[int, int] = (0, 0)
     _budget: float = BYTES_PER_SECOND
@@ -134,7 +132,6 @@ async def open_screen(stream: TextIO, keyboard: TextIO) -> AsyncIterator[Screen]
                 async def obey() -> None:
                     async for number in signals:
                         if number != signal.SIGTSTP:
-                            screen.left_by = signal.Signals(number)
                             nursery.cancel_scope.cancel()
                             return
                         screen.leave()

@@ -127,7 +127,6 @@ class _Climb:
 
     def __init__(self, storage: Storage, top: int, live: set[int]) -> None:
         self._storage = storage
-        self._top = top
         self._live = live
         self._known: dict[int, bool] = {top: True}
         """By task or conversation: whether a live task that it owns has the top above it, with no

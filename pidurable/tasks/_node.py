@@ -153,8 +153,6 @@ class Node:
         "version",
     )
 
-    is_task = True
-
     background: _Field[bool] = _rare("background")
     on_restart: _Field[str | None] = _rare("on_restart")
     deadline_us: _Field[int | None] = _rare("deadline_us")
@@ -317,7 +315,6 @@ class Scope:
 
     __slots__ = ("below", "below_all", "clean_at", "id", "owner")
 
-    is_task = False
     counts = True
     background = False
     live = False
