@@ -57,6 +57,7 @@ from pidurable.records._json import (
     VALUE_BYTES_MAX,
     TooLargeError,
     check_json,
+    copied,
     dumps,
     is_plain,
     join_path,
@@ -140,7 +141,8 @@ class Codec:
     def decode(self, json: JsonValue, type_: Any, *, path: str = "$") -> Any:
         """Read a value of the type from JSON, strictly.
 
-        Parts whose type is Any come through as they are, so the result may share them with `json`.
+        The result shares no container with `json`: parts whose type is Any are copied, so that
+        whoever changes what was decoded does not change what is stored.
 
         Args:
             json: Strict JSON, as from `loads`.
@@ -318,7 +320,7 @@ class Codec:
             return check_json(value, size_max=VALUE_BYTES_MAX, convert=convert)
 
         def decode(value: Any, _: Any) -> Any:
-            return value
+            return copied(value)
 
         def parts(value: Any, decoding: bool) -> Iterable[tuple[str | int | None, Any, Any]]:
             if isinstance(value, dict):

@@ -187,6 +187,16 @@ def loads_stored(text: str) -> JsonValue:
         raise NotJsonError("$", f"the stored text is damaged, {error}", show(text)) from error
 
 
+def copied(value: JsonValue) -> JsonValue:
+    """Copy the containers of a value that is strict JSON already, all the way down."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is list:
+        return [copied(item) for item in value]
+    return value
+
+
 def join_path(path: str, key: str | int) -> str:
     """Name the place below `path`: `$.a`, `$["odd key"]`, `$[3]`."""
     if isinstance(key, str):

@@ -6,7 +6,8 @@ cost the whole string; that is what streaming needs. Holds at all times:
 * nothing here mutates what it is given: a result shares with its input what did not change, and
   copies the containers on the way to what did;
 * `apply(old, diff(old, new))` is `new`, type for type: 1, 1.0 and True are three values;
-* an operation that does not fit raises `NotJsonError`, whose path is the pointer it names.
+* an operation that does not fit raises `NotJsonError`, whose path is the pointer it names; so does
+  one after which the value would be deeper than 200 levels.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pidurable.errors import NotJsonError, show
+from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
 
 PatchOp = dict[str, Any]
@@ -159,16 +161,38 @@ def _apply_one(value: JsonValue, op: Any) -> JsonValue:
             if segments[: len(source_segments)] == source_segments:
                 raise NotJsonError(pointer, "a value cannot move into itself", source)
             value = _change(value, source_segments, "remove", None, source)
+        _check_depth(moved, segments, pointer)
         return _change(value, segments, "add", moved, pointer)
     if name not in ("add", "remove", "replace", "append"):
         raise NotJsonError(pointer, f"expected one of {', '.join(_OPS)} as op", show(name))
     if name == "append" and not isinstance(op["value"], str):
         raise NotJsonError(pointer, "only a string can be appended", show(op["value"]))
+    if name in ("add", "replace"):
+        _check_depth(op["value"], segments, pointer)
     return _change(value, segments, name, op.get("value"), pointer)
 
 
 _OPS = ("add", "remove", "replace", "move", "copy", "test", "append")
 _NEEDS_VALUE = ("add", "replace", "test", "append")
+
+
+def _check_depth(value: JsonValue, segments: list[str], pointer: str) -> None:
+    """Refuse to put a value so far down that the whole would be too deep to be stored.
+
+    Costs what the value takes, and nothing for a scalar, so a change stays O(change).
+    """
+    level: list[Any] = [value] if type(value) is dict or type(value) is list else []
+    depth = len(segments)
+    while level:
+        depth += 1
+        if depth > VALUE_DEPTH_MAX:
+            raise NotJsonError(pointer, f"nested more than {VALUE_DEPTH_MAX} levels deep there")
+        level = [
+            item
+            for each in level
+            for item in (each.values() if type(each) is dict else each)
+            if type(item) is dict or type(item) is list
+        ]
 
 
 def _change(

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from pidurable.errors import InvalidArgumentError, NotFoundError, TransactionClosedError, check
+from pidurable.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    NotJsonError,
+    TransactionClosedError,
+    check,
+    show,
+)
 from pidurable.records import _json, _patch
 from pidurable.records._entries import Conversation
 from pidurable.records._limits import KIB
@@ -327,12 +334,24 @@ class DocumentWork:
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+_MEMBERS = ("op", "path", "from", "value")
 
 
 def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
-    """Copy operations: what the caller goes on to do with its lists must not reach the store."""
-    if all(type(op) is dict and type(op.get("value")) in _SCALARS for op in ops):
-        # The usual case. What is in the strings is checked when the row is made.
-        return [{**op} for op in ops]
-    copied: list[Any] = _json.check_json(list(ops), f"$<{address.name}>")
+    """Copy operations: what the caller goes on to do with its lists must not reach the store.
+
+    Other members of an operation mean nothing (RFC 6902, section 4) and are left out. Each value is
+    checked by itself, as its depth counts from where it goes and not from the list of operations.
+    """
+    if not all(isinstance(op, dict) for op in ops):
+        odd = next(op for op in ops if not isinstance(op, dict))
+        raise NotJsonError("op", "an operation is an object with op and path", show(odd))
+    copied: list[Any] = []
+    for op in ops:
+        fields = {name: op[name] for name in _MEMBERS if name in op}
+        # The usual case is a scalar. What is in the strings is checked when the row is made.
+        if type(fields.get("value")) not in _SCALARS:
+            path = f"$<{address.name}>[{len(copied)}].value"
+            fields["value"] = _json.check_json(fields["value"], path)
+        copied.append(fields)
     return copied

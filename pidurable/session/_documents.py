@@ -263,9 +263,9 @@ def change(
     """The document after `ops`, which made `value` of it, and the rows that store the step."""
     path = f"$<{state.address.name}>"
     if version == state.version and state.deltas < DELTAS_MAX:
-        text = _json.dumps(ops, path=path)
-        delta_bytes = state.delta_bytes + _bytes_of(text)
-        if delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
+        text = _delta_text(ops, path)
+        delta_bytes = state.delta_bytes + _bytes_of(text or "")
+        if text is not None and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
             # What was added is in the operations, so this bounds the size from above; a copy
             # within the value is the exception.
             bound = state.base_bytes + delta_bytes
@@ -292,6 +292,20 @@ def change(
     if state.history == "latest":
         rows.append((Op.REVISIONS_DELETE, (state.id, seq)))
     return after, rows
+
+
+def _delta_text(ops: list[Any], path: str) -> str | None:
+    """Write operations as text, or None where only a whole value can be stored.
+
+    A value that is as deep as it may be is two levels too deep within a list of operations.
+    """
+    try:
+        return _json.dumps(ops, path=path)
+    except NotJsonError:
+        for index, op in enumerate(ops):
+            for name, member in op.items():
+                _json.check_json(member, f"{path}[{index}].{name}")
+        return None
 
 
 def _bytes_of(text: str) -> int:

@@ -11,7 +11,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pidurable.errors import NotFoundError, OwnedTooDeepError, check, show
+from pidurable.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    OwnedTooDeepError,
+    check,
+    show,
+)
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
@@ -154,9 +160,14 @@ class Transaction(DocumentWork):
             messages = _codec.decode_messages(_json.loads_stored(messages_text), path="$.messages")
         edits_text = None
         if edits:
-            for edit in edits:
+            for place, edit in enumerate(edits):
+                if not isinstance(edit, Edit):
+                    raise InvalidArgumentError(
+                        f"edits[{place}]", "expected an Edit, as in Edit(target=id)", show(edit)
+                    )
                 self._check_entry(conversation_id, edit.target)
             edits_text = _json.dumps(_codec.encode_edits(edits), path="$.edits", bytes_max=limit)
+            edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
         if head is not None:
             head = head or number
             if head != number:

@@ -37,6 +37,7 @@ def migrate(
         return "checkpoint_unreadable"
     tag, text = stored
     code: Any = definition
+    limit = runtime.session.settings.value_bytes_max
     try:
         input, checkpoint = _checked_pair(
             code.migrate(
@@ -45,9 +46,9 @@ def migrate(
                 node.version,
             )
         )
-        new_input = _json.dumps(input, path="$<migrated input>")
+        new_input = _json.dumps(input, path="$<migrated input>", bytes_max=limit)
         new_tag = checkpoint["phase"]
-        new_text = _json.dumps(checkpoint["value"], path="$<migrated checkpoint>")
+        new_text = _json.dumps(checkpoint["value"], path="$<migrated checkpoint>", bytes_max=limit)
         if new_tag not in info.by_tag:
             known = ", ".join(info.by_tag)
             raise InvalidArgumentError(

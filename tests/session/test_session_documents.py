@@ -531,3 +531,82 @@ async def test_a_large_draft_is_compared_outside_the_loop() -> None:
         await change(session, 1)
         assert blocking.calls == calls + 1
         assert session.snapshot(Counter) == Counter(3, ["x" * 300_000])
+
+
+async def test_what_a_draft_changes_deep_inside_is_stored_and_shared_with_nobody() -> None:
+    """Parts without a type are copied: a change in place is found, a snapshot is its reader's."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Free, conversation)).value = {"names": ["ada"]}
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Free, conversation)).value["names"].append("bob")
+        taken = session.snapshot(Free, conversation)
+        assert taken is not None
+        taken.value["names"].append("eve")
+
+        async def undone() -> None:
+            async with session.body(session.transaction()) as tx:
+                (await tx.document(Free, conversation)).value["names"].clear()
+                raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            await undone()
+        assert session.snapshot(Free, conversation) == Free({"names": ["ada", "bob"]})
+    async with open_test_session(storage) as session:
+        assert session.snapshot(Free, conversation) == Free({"names": ["ada", "bob"]})
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+# C085: the same answer on every path.
+@pytest.mark.parametrize("way", ["draft", "replace", "add", "move", "copy"])
+async def test_a_document_is_at_most_200_levels_deep_whichever_way_it_gets_there(way: str) -> None:
+    """Level 200 is stored and read back, also as a change; one more is refused, without loss."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        for levels in (200, 201):
+            before = {"a": [[]], "b": nested(198)}
+            async with session.body(session.transaction()) as tx:
+                (await tx.document(Free, conversation)).value = before
+            expected: Any = {**before, "a": [[nested(levels - 4)]]}
+            ops: list[Any] = {
+                "draft": [],
+                "replace": [{"op": "replace", "path": "/value/a/0", "value": [nested(levels - 4)]}],
+                "add": [{"op": "add", "path": "/value/a/0/-", "value": nested(levels - 4)}],
+                "copy": [
+                    {
+                        "op": "copy",
+                        "from": "/value/b/0/0" if levels == 200 else "/value/b/0",
+                        "path": "/value/a/0/0",
+                    }
+                ],
+                "move": [
+                    {"op": "add", "path": "/value/c", "value": nested(levels - 4)},
+                    {"op": "move", "from": "/value/c", "path": "/value/a/0/0"},
+                ],
+            }[way]
+
+            async def change(ops: Any = ops, expected: Any = expected) -> None:
+                async with session.body(session.transaction()) as tx:
+                    if way == "draft":
+                        (await tx.document(Free, conversation)).value = expected
+                    else:
+                        tx.patch(Free, conversation, ops)
+
+            if levels == 200:
+                await change()
+                before = expected
+            else:
+                with pytest.raises(NotJsonError, match="200 levels"):
+                    await change()
+            assert session.snapshot(Free, conversation) == Free(before)
+    async with open_test_session(storage) as session:
+        assert session.snapshot(Free, conversation) == Free(before)

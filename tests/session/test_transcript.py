@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pidurable.agent._models import ModelRequest, RequestMessage
 from pidurable.agent._strict import check_request
-from pidurable.errors import NotFoundError
+from pidurable.errors import InvalidArgumentError, NotFoundError, NotJsonError
 from pidurable.records._entries import Edit, Entry
 from pidurable.records._messages import (
     AssistantMessage,
@@ -445,3 +445,20 @@ async def test_a_fork_of_a_fork_sees_what_both_forks_see() -> None:
         await session.run(session.transaction(), append(grandchild, head=ids[1]))
         with pytest.raises(NotFoundError):
             await session.run(session.transaction(), append(grandchild, head=ids[2]))
+
+
+async def test_an_edit_that_could_not_be_read_again_is_refused() -> None:
+    """A replacement is checked like a message of its own, and nothing is stored."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        first = await commit_note(session, conversation, "x")
+        bad: Any = UserMessage(blocks=(TextBlock(text=5),), at_us=1)  # type: ignore[arg-type]
+        for edits, problem in (
+            ([Edit(target=first, messages=(bad,))], r"edits\[0\].messages\[0\].blocks\[0\].text"),
+            ([{"target": first}], r"edits\[0\].*expected an Edit"),
+        ):
+            with pytest.raises((NotJsonError, InvalidArgumentError), match=problem):
+                await session.run(session.transaction(), append(conversation, edits=edits))
+
+        assert [entry.id for entry in await session.history(conversation)] == [first]
