@@ -34,6 +34,8 @@ CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("clone_model.yaml")
 PROMPT = "Tell ids from other values, with a test, and note it twice outside."
 POINTS = ("CP1", "CP2", "CP3", "CP4", "CP5", "CP7")
+SHORT_POINTS = ("CP3", "CP7")
+"""Between an effect and its outcome, and in the middle of an answer."""
 LIVES_MAX = 4
 GONE_SECONDS_MAX = 10.0
 AT_ONCE = 2
@@ -206,16 +208,17 @@ def make_clone(folder: Path) -> Path:
     """Clone the checkout's HEAD once; each run gets a copy, compiled already."""
     clone = folder / "clone"
     quiet: Any = {"check": True, "capture_output": True, "text": True}
-    subprocess.run(["git", "clone", "--no-hardlinks", str(CHECKOUT), str(clone)], **quiet)
-    subprocess.run(["git", "-C", str(clone), "gc", "--quiet"], **quiet)
+    # One commit deep: what each run copies is one small pack.
+    shallow = ["git", "clone", "--depth", "1", CHECKOUT.as_uri(), str(clone)]
+    subprocess.run(shallow, **quiet)
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(clone / "pidurable")], **quiet)
     return clone
 
 
 def kills_for(passes: dict[str, int], *, full: bool) -> list[Kill]:
-    """Every pass of every point; or of each the one in the middle, of CP7 the last."""
+    """Every pass of every point; or of some points the one in the middle, of CP7 the last."""
     kills: list[Kill] = []
-    for point in POINTS:
+    for point in POINTS if full else SHORT_POINTS:
         count = passes[point]
         middle = (count + 2) // 2
         one = count if point == "CP7" else middle

@@ -32,7 +32,8 @@ class Source:
         """The path within the checkout, for messages."""
         return str(self.path.relative_to(CHECKOUT))
 
-    def imports(self) -> list[Import]:
+    @functools.cache  # noqa: B019 - sources live as long as the run
+    def imports(self) -> tuple[Import, ...]:
         """Every import statement, also those inside of functions and of TYPE_CHECKING."""
         found: list[Import] = []
         typing_only = {
@@ -58,7 +59,7 @@ class Source:
                 Import(module, names, node.lineno, id(node) in typing_only)
                 for module, names in modules
             ]
-        return found
+        return tuple(found)
 
 
 @attrs.frozen
