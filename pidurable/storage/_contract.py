@@ -301,6 +301,10 @@ class Storage(Protocol):
         """Conversations of an owner (None: the ownerless ones) with id > after, by id."""
         ...
 
+    def conversation_owners(self, tasks: Sequence[int]) -> list[int]:
+        """Those of some tasks that own a conversation, by id."""
+        ...
+
     def entry(self, id: int) -> EntryRow | None: ...
 
     def entries(
@@ -357,6 +361,13 @@ class Storage(Protocol):
 
     def checkpoint_at(self, task: int) -> tuple[str, int] | None:
         """(phase tag, when it was stored in UTC microseconds); the value is not read."""
+        ...
+
+    def task_phases(self, tasks: Sequence[int]) -> list[tuple[int, str]]:
+        """(task, phase tag) of many tasks, by task; the values are not read.
+
+        One without a checkpoint is left out.
+        """
         ...
 
     def task_wait(self, task: int) -> str | None: ...

@@ -536,6 +536,13 @@ class MemoryStorage:
             ids = data.conversations_by_owner.of(owner).scan(after)
             return [data.conversations[id] for id in _first(ids, limit)]
 
+    def conversation_owners(self, tasks: Sequence[int]) -> list[int]:
+        with self._data.mutex:
+            data = self._use()
+            owned = data.conversations_by_owner
+            wanted = sorted(set(tasks))
+            return [task for task in wanted if task in data.tasks and any(owned.of(task).scan(0))]
+
     def entry(self, id: int) -> EntryRow | None:
         with self._data.mutex:
             return self._use().entries.get(id)
@@ -619,6 +626,11 @@ class MemoryStorage:
         with self._data.mutex:
             found = self._use().checkpoints.get(task)
             return (found[0], found[2]) if found is not None else None
+
+    def task_phases(self, tasks: Sequence[int]) -> list[tuple[int, str]]:
+        with self._data.mutex:
+            stored = self._use().checkpoints
+            return [(task, stored[task][0]) for task in sorted(set(tasks)) if task in stored]
 
     def task_wait(self, task: int) -> str | None:
         with self._data.mutex:

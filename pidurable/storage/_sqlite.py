@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, final
 
 import apsw
@@ -571,6 +571,10 @@ class SqliteStorage:
         rows = self._rows("conversations_by_owner", (owner, after, max(0, limit)))
         return [ConversationRow(*row) for row in rows]
 
+    def conversation_owners(self, tasks: Sequence[int]) -> list[int]:
+        found = (self._rows("conversation_owners", places) for places in _places(tasks))
+        return [owner for rows in found for (owner,) in rows]
+
     def entry(self, id: int) -> EntryRow | None:
         rows = self._rows("entry", (id,))
         return EntryRow(*rows[0]) if rows else None
@@ -650,6 +654,9 @@ class SqliteStorage:
         rows: list[tuple[str, int]] = self._rows("checkpoint_at", (task,))
         return rows[0] if rows else None
 
+    def task_phases(self, tasks: Sequence[int]) -> list[tuple[int, str]]:
+        return [row for places in _places(tasks) for row in self._rows("task_phases", places)]
+
     def task_wait(self, task: int) -> str | None:
         value: str | None = self._value("task_wait", task)
         return value
@@ -666,11 +673,7 @@ class SqliteStorage:
 
     def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
         found: list[StartRow] = []
-        wanted = sorted(set(tasks))
-        for first in range(0, len(wanted), sql.STARTS_AT_ONCE):
-            some = wanted[first : first + sql.STARTS_AT_ONCE]
-            # A place that is left over asks for the last one again.
-            places = some + some[-1:] * (sql.STARTS_AT_ONCE - len(some))
+        for places in _places(tasks):
             memos: dict[int, list[tuple[str, str]]] = {}
             for task, name, value in self._rows("memos_of_tasks", places):
                 memos.setdefault(task, []).append((name, value))
@@ -715,6 +718,15 @@ class SqliteStorage:
     def blob(self, sha256: str) -> bytes | None:
         value: bytes | None = self._value("blob", sha256)
         return value
+
+
+def _places(tasks: Sequence[int]) -> Iterator[list[int]]:
+    """Tasks, each once and by id, in parts that have as many places as the statements."""
+    wanted = sorted(set(tasks))
+    for first in range(0, len(wanted), sql.STARTS_AT_ONCE):
+        some = wanted[first : first + sql.STARTS_AT_ONCE]
+        # A place that is left over asks for the last one again.
+        yield some + some[-1:] * (sql.STARTS_AT_ONCE - len(some))
 
 
 def _head(rows: list[Any]) -> Head:

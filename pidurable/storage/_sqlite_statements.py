@@ -112,6 +112,10 @@ READS: dict[str, str] = {
         f"select {_CONVERSATION}\nfrom conversations"
         "\nwhere owner is ? and id > ?\norder by id\nlimit ?"
     ),
+    "conversation_owners": (
+        f"select id\nfrom tasks\nwhere id in ({_PLACES})"
+        "\n  and exists (select 1 from conversations where owner = tasks.id)\norder by id"
+    ),
     "entry": f"select {_ENTRY}\nfrom entries\nwhere id = ?",
     "entries": (
         f"select {_ENTRY}\nfrom entries"
@@ -148,6 +152,9 @@ READS: dict[str, str] = {
     "task_input": "select value\nfrom inputs\nwhere task = ?",
     "task_checkpoint": "select phase, value\nfrom checkpoints\nwhere task = ?",
     "checkpoint_at": "select phase, at_us\nfrom checkpoints\nwhere task = ?",
+    "task_phases": (
+        f"select task, phase\nfrom checkpoints\nwhere task in ({_PLACES})\norder by task"
+    ),
     "waits": "select task, value\nfrom waits\nwhere task > ?\norder by task\nlimit ?",
     "task_wait": "select value\nfrom waits\nwhere task = ?",
     "task_outcome": "select value\nfrom outcomes\nwhere task = ?",

@@ -56,6 +56,10 @@ def an_empty_store_answers_with_nothing(store: Store) -> None:
         storage.live_tasks(),
         storage.tasks(),
         storage.task_memos(1),
+        storage.conversation_owners([1]),
+        storage.conversation_owners([]),
+        storage.task_phases([1]),
+        storage.task_phases([]),
         storage.task_starts([1]),
         storage.task_starts([]),
         storage.signals(1),
@@ -84,6 +88,9 @@ def conversations_are_listed_by_owner(store: Store) -> None:
     equal(ids(storage.conversations_by_owner(None, limit=1)), [3])
     equal(ids(storage.conversations_by_owner(None, after=3, limit=1)), [5])
     equal(storage.conversations_by_owner(None, after=5), [])
+    store.write(*(task(id) for id in range(7, 50)))
+    equal(storage.conversation_owners([9, 7, 8, 9, 77]), [8, 9])
+    equal(storage.conversation_owners(range(49, 6, -1)), [8, 9])
 
 
 @conformance_case

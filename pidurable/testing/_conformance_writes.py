@@ -415,6 +415,8 @@ def what_many_tasks_begin_with_is_read_at_once(store: Store) -> None:
     equal(storage.task_starts([9, 7, 9]), expected(7, 9))
     equal(storage.task_starts(range(205, 0, -1)), expected(*range(1, 101)))
     equal(storage.task_starts([101, 200, 201]), [])
+    equal(storage.task_phases([9, 201, 7, 9, 200]), [(7, "p7"), (9, "p9"), (201, "p")])
+    equal(storage.task_phases(range(100, 0, -1)), [(id, f"p{id}") for id in range(1, 101)])
 
 
 @conformance_case

@@ -83,6 +83,9 @@ class ForwardingStorage:
             lambda: self._inner.conversations_by_owner(owner, after=after, limit=limit),
         )
 
+    def conversation_owners(self, tasks: Sequence[int]) -> list[int]:
+        return self._call("conversation_owners", lambda: self._inner.conversation_owners(tasks))
+
     def entry(self, id: int) -> EntryRow | None:
         return self._call("entry", lambda: self._inner.entry(id))
 
@@ -147,6 +150,9 @@ class ForwardingStorage:
 
     def checkpoint_at(self, task: int) -> tuple[str, int] | None:
         return self._call("checkpoint_at", lambda: self._inner.checkpoint_at(task))
+
+    def task_phases(self, tasks: Sequence[int]) -> list[tuple[int, str]]:
+        return self._call("task_phases", lambda: self._inner.task_phases(tasks))
 
     def task_wait(self, task: int) -> str | None:
         return self._call("task_wait", lambda: self._inner.task_wait(task))
