@@ -185,6 +185,25 @@ class Conversation:
                 update_doc(tx, AgentDocument, id, **copied)
         return Conversation(self._harness, id)
 
+    async def fork(self, at: int | None = None, *, key: str | None = None) -> Conversation:
+        """Fork this conversation at an entry of its history; the fork is owned by nobody.
+
+        It shares the history up to that entry, at no cost. Its documents start with what their
+        fork policies say; what runs or is queued here stays here.
+
+        Args:
+            at: Any entry of the history, also one that it shares with its own parent; None: the
+                newest.
+            key: Fork once: a second call with the same key gives the first fork, whatever `at` it
+                names; 1 to 512 characters.
+
+        Raises:
+            NotFoundError: No such conversation, or the entry is not in its history.
+            InvalidArgumentError: The key names a conversation that is no fork of this one.
+        """
+        id = await self._harness._runtime.commit(lambda tx: tx.fork(self.id, at, key=key))
+        return Conversation(self._harness, id)
+
     # --- reading -------------------------------------------------------------------------
 
     async def history(

@@ -32,6 +32,7 @@ from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import Status, TaskRecord
 from pidurable.session import _documents
 from pidurable.session._documents import Address
+from pidurable.session._forks import lineage
 from pidurable.session._rows import conversation_of, entry_of, submission_of
 from pidurable.session._seams import Blocking, Clock, SystemClock, ThreadBlocking
 from pidurable.storage import (
@@ -397,6 +398,12 @@ class Reader:
             raise NotFoundError("conversation", conversation_id, _TREE_HINT)
         return conversation_of(row)
 
+    def _stored_conversation(self, conversation_id: int) -> Conversation:
+        row = self._storage.conversation(conversation_id)
+        if row is None:
+            raise NotFoundError("conversation", conversation_id, _TREE_HINT)
+        return conversation_of(row)
+
     async def entries(
         self,
         conversation_id: int,
@@ -422,7 +429,7 @@ class Reader:
 
         def read() -> list[Entry]:
             rows: list[EntryRow] = []
-            for member, cut in self._lineage(conversation_id):
+            for member, cut in lineage(conversation_id, self._stored_conversation):
                 bound = min((b for b in (cut, before) if b is not None), default=None)
                 rows += self._storage.entries(
                     member, after=after, before=bound, limit=limit - len(rows), reverse=True
@@ -440,15 +447,6 @@ class Reader:
             raise StorageCorruptError(
                 self.store, f"entry {row.id} cannot be decoded ({type(error).__name__}: {error})"
             ) from error
-
-    def _lineage(self, conversation_id: int) -> list[tuple[int, int | None]]:
-        """(conversation, first entry id that no longer counts) from the newest up."""
-        chain: list[tuple[int, int | None]] = [(conversation_id, None)]
-        row = self._storage.conversation(conversation_id)
-        while row is not None and row.parent is not None:
-            chain.append((row.parent, None if row.parent_entry is None else row.parent_entry + 1))
-            row = self._storage.conversation(row.parent)
-        return chain
 
     # --- submissions and documents -------------------------------------------------------
 

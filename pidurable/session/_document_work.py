@@ -24,7 +24,14 @@ from pidurable.records import _json, _patch
 from pidurable.records._entries import Conversation
 from pidurable.records._limits import KIB
 from pidurable.session import _documents
-from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
+from pidurable.session._documents import (
+    Address,
+    DocChange,
+    DocState,
+    DocumentDefinition,
+    Terms,
+)
+from pidurable.session._forks import CONVERSATION_SCOPE, Fork, policies_of
 from pidurable.storage import Op
 
 if TYPE_CHECKING:
@@ -58,7 +65,8 @@ class _DocDraft:
 class _DocPending:
     """What a body has done to one document so far. Its rows are made when the body ends."""
 
-    definition: DocumentDefinition
+    terms: Terms
+    """What the value will be stored with."""
     state: DocState | None
     """As before this commit; None for a new document."""
     value: Any
@@ -81,6 +89,8 @@ class DocumentWork:
         self._retired: dict[Address, DocState] = NO_DICT
         """What stood at an address before this commit and was retired by it."""
         self._drafts: list[_DocDraft] = NO_LIST
+        self._forks: dict[int, Fork] = NO_DICT
+        """The forks that this body has made, by their ids."""
 
     def _check_open(self) -> None:
         if not self.open:
@@ -97,11 +107,27 @@ class DocumentWork:
 
         Drafts are not looked at: they count when the body ends.
         """
-        pending = self._pending.get(address)
+        standing = self._standing(address)
+        return None if standing is None else standing[1]
+
+    def _standing(self, address: Address) -> tuple[Terms, Any] | None:
+        """What stands at an address as staged so far, with what it is stored with."""
+        pending = self._pended(address)
         if pending is not None:
-            return pending.value
+            return pending.terms, pending.value
         state = self._doc_state(address)
-        return None if state is None else state.value
+        return None if state is None else (state.terms, state.value)
+
+    def _pended(self, address: Address) -> _DocPending | None:
+        """What this commit has done to a document so far; one of its own forks is copied now."""
+        if self._forks and address.scope == CONVERSATION_SCOPE:
+            fork = self._forks.get(address.scope_id)
+            if fork is not None and address not in fork.settled:
+                fork.settled.add(address)
+                inherited = self._inherited(fork, address)
+                if inherited is not None:
+                    self._put(address, *inherited)
+        return self._pending.get(address)
 
     def _doc_state(self, address: Address) -> DocState | None:
         """What stands at an address, apart from the changes of this commit that are pending."""
@@ -124,11 +150,11 @@ class DocumentWork:
 
     def _today(self, definition: DocumentDefinition, address: Address) -> Any:
         """The staged JSON at an address in today's shape, or None."""
-        pending = self._pending.get(address)
-        if pending is not None:
-            return pending.value
-        state = self._doc_state(address)
-        return None if state is None else _documents.migrated(definition, state)
+        standing = self._standing(address)
+        if standing is None:
+            return None
+        terms, value = standing
+        return _documents.migrated(definition, value, terms.version)
 
     # --- changing ------------------------------------------------------------------------
 
@@ -225,7 +251,9 @@ class DocumentWork:
 
     def _retire(self, address: Address) -> None:
         self._drafts = [draft for draft in self._drafts if draft.address != address]
-        pending = self._pending.pop(address, None) if self._pending else None
+        pending = self._pended(address)
+        if pending is not None:
+            del self._pending[address]
         if address not in self._retired:
             state = pending.state if pending is not None else self._doc_state(address)
             if state is not None:
@@ -235,12 +263,12 @@ class DocumentWork:
     def put_doc(self, definition: DocumentDefinition, address: Address, value: Any) -> None:
         """Create a document from JSON, which must not be changed afterwards."""
         self._check_open()
-        check(
-            address not in self._pending and self._doc_state(address) is None,
-            f"document {address} was to be created and exists",
-        )
+        check(self._standing(address) is None, f"document {address} was to be created and exists")
+        self._put(address, definition.terms, value)
+
+    def _put(self, address: Address, terms: Terms, value: Any) -> None:
         self._pending = self._pending or {}
-        self._pending[address] = _DocPending(definition, None, value)
+        self._pending[address] = _DocPending(terms, None, value)
 
     def patch_doc(
         self, definition: DocumentDefinition, address: Address, ops: Sequence[Any]
@@ -250,20 +278,80 @@ class DocumentWork:
         if not ops:
             return
         copied = _copied(ops, address)
-        pending = self._pending.get(address)
+        pending = self._pended(address)
         if pending is None:
             state = self._doc_state(address)
             check(state is not None, f"document {address} was to be changed and does not exist")
             assert state is not None
-            pending = _DocPending(definition, state, state.value)
-            if state.version != definition.version:
-                pending.value = _documents.migrated(definition, state)
+            pending = _DocPending(state.terms, state, state.value)
+        if pending.terms.version != definition.version:
+            pending.value = _documents.migrated(definition, pending.value, pending.terms.version)
+            if pending.state is not None:
                 pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
+        pending.terms = definition.terms
         pending.value = _patch.apply(pending.value, copied)
         if pending.state is not None:
             pending.ops += copied
         self._pending = self._pending or {}
         self._pending[address] = pending
+
+    # --- forks ---------------------------------------------------------------------------
+
+    def _inherited(self, fork: Fork, address: Address) -> tuple[Terms, Any] | None:
+        """What an address of a fork starts with, as the parent stands in this body so far."""
+        living = self._drafted(address._replace(scope_id=fork.parent))
+        if living is not None and (living[0].fork != "as_of" or fork.seq is None):
+            return None if living[0].fork == "initial" else living
+        if fork.seq is None:
+            return None
+        past = self._drafted_as_of(address._replace(scope_id=fork.home), fork.seq)
+        if past is None or (living is None and past[0].fork != "as_of"):
+            return None
+        return past
+
+    def _drafted(self, address: Address) -> tuple[Terms, Any] | None:
+        """What stands at an address, with what a draft of it holds by now."""
+        for draft in self._drafts:
+            if draft.address == address:
+                self._compare(draft)
+        return self._standing(address)
+
+    def _drafted_as_of(self, address: Address, seq: int) -> tuple[Terms, Any] | None:
+        if seq == self.seq:
+            return self._drafted(address)
+        state = self._session.staged_doc_as_of(address, seq)
+        return None if state is None else (state.terms, state.value)
+
+    def _copy_documents(self, fork: Fork) -> None:
+        """Settle every address of a fork that has something to start with."""
+        policies = self._policies(fork.parent)
+        if fork.seq is not None and (fork.seq, fork.home) != (self.seq, fork.parent):
+            past = (
+                self._policies(fork.home)
+                if fork.seq == self.seq
+                else self._session.staged_policies_as_of(fork.home, fork.seq)
+            )
+            for address, policy in past.items():
+                policies.setdefault(address._replace(scope_id=fork.parent), policy)
+        for address in sorted(policies):
+            if policies[address] != "initial":
+                self._pended(address._replace(scope_id=fork.id))
+
+    def _policies(self, conversation_id: int) -> dict[Address, str]:
+        """What a fork does with each document of a conversation, as staged so far."""
+        scope = (CONVERSATION_SCOPE, conversation_id)
+        found = policies_of(self._session.storage.documents(*scope))
+        for address, state in self._session.staged_doc_changes(*scope):
+            if state is None:
+                found.pop(address, None)
+            else:
+                found[address] = state.fork
+        for address in self._retired:
+            found.pop(address, None)
+        for address, pending in self._pending.items():
+            if (address.scope, address.scope_id) == scope:
+                found[address] = pending.terms.fork
+        return found
 
     # --- the end of the body -------------------------------------------------------------
 
@@ -271,6 +359,8 @@ class DocumentWork:
         """Compare the drafts and make the rows of every document that changed."""
         for draft in self._drafts:
             self._compare(draft)
+        for fork in self._forks.values():
+            self._copy_documents(fork)
         if self._retired or self._pending:
             self.docs, self.doc_changes = {}, []
         for address, state in self._retired.items():
@@ -313,7 +403,7 @@ class DocumentWork:
             after, rows = _documents.create(
                 session.line.draw_id(),
                 address,
-                pending.definition,
+                pending.terms,
                 pending.value,
                 seq=self.seq,
                 settings=session.settings,
@@ -324,7 +414,7 @@ class DocumentWork:
                 state,
                 pending.ops,
                 pending.value,
-                version=pending.definition.version,
+                version=pending.terms.version,
                 seq=self.seq,
                 settings=session.settings,
             )

@@ -37,6 +37,14 @@ Scope = Literal["session", "conversation", "task"]
 SCOPES: dict[str, int] = {"session": 0, "conversation": 1, "task": 2}
 
 
+class Terms(NamedTuple):
+    """What is stored beside a value, so that it can be kept and forked without its class."""
+
+    version: int
+    history: str
+    fork: str
+
+
 @attrs.frozen(kw_only=True)
 class DocumentDefinition:
     """What `@document` says of a class."""
@@ -48,6 +56,11 @@ class DocumentDefinition:
     history: Literal["latest", "rewindable"]
     fork: Literal["initial", "current", "as_of"]
     family: bool
+
+    @property
+    def terms(self) -> Terms:
+        """What a document is stored with that this class writes."""
+        return Terms(self.version, self.history, self.fork)
 
 
 def document(
@@ -125,6 +138,11 @@ class DocState:
     base_bytes: int
     delta_bytes: int
     deltas: int
+
+    @property
+    def terms(self) -> Terms:
+        """What it is stored with."""
+        return Terms(self.version, self.history, self.fork)
 
 
 class DocChange(NamedTuple):
@@ -219,7 +237,7 @@ Rows = list[tuple[Op, tuple[Any, ...]]]
 def create(
     id: int,
     address: Address,
-    definition: DocumentDefinition,
+    terms: Terms,
     value: Any,
     *,
     seq: int,
@@ -230,17 +248,7 @@ def create(
     size = _bytes_of(text)
     _check_size(address, size, settings)
     _report_size(address, 0, size, settings)
-    state = DocState(
-        id,
-        address,
-        definition.version,
-        definition.history,
-        definition.fork,
-        value,
-        size,
-        0,
-        0,
-    )
+    state = DocState(id, address, *terms, value, size, 0, 0)
     row = DocumentRow(
         id,
         address.name,
@@ -253,7 +261,7 @@ def create(
     )
     return state, [
         (Op.DOCUMENT, row),
-        (Op.REVISION, RevisionRow(id, seq, 1, definition.version, text)),
+        (Op.REVISION, RevisionRow(id, seq, 1, terms.version, text)),
     ]
 
 
@@ -328,19 +336,19 @@ def _report_size(address: Address, before: int, size: int, settings: Settings) -
         )
 
 
-def migrated(definition: DocumentDefinition, state: DocState) -> Any:
-    """The committed JSON in today's shape."""
-    if state.version == definition.version:
-        return state.value
-    if state.version > definition.version:
-        raise DocumentTooNewError(definition.name, state.version, definition.version)
+def migrated(definition: DocumentDefinition, value: Any, version: int) -> Any:
+    """JSON that was stored with a version, in the shape that the definition's class reads."""
+    if version == definition.version:
+        return value
+    if version > definition.version:
+        raise DocumentTooNewError(definition.name, version, definition.version)
     migrate = getattr(definition.cls, "migrate", None)
     if migrate is None:
         raise MigrationError(
             f"document {definition.name!r}",
-            f"it has version {state.version} and {definition.cls.__name__} has no migrate()",
+            f"it has version {version} and {definition.cls.__name__} has no migrate()",
         )
     try:
-        return migrate(copy.deepcopy(state.value), state.version)
+        return migrate(copy.deepcopy(value), version)
     except Exception as error:
         raise MigrationError(f"document {definition.name!r}", str(error)) from error

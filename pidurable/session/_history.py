@@ -15,6 +15,7 @@ from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Entry
 from pidurable.session import _transcript
+from pidurable.session._forks import Lineage, is_counted, lineage
 from pidurable.session._rows import stored_entry
 from pidurable.storage import EntryRow, Storage
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 _RANGES_CACHED = 1_000
 _PAGE = 1_000
-
-Lineage = list[tuple[int, int | None]]
-"""(conversation, first entry id that no longer counts), from the newest up."""
 
 
 class Transcripts:
@@ -39,17 +37,7 @@ class Transcripts:
 
     def lineage(self, conversation_id: int) -> Lineage:
         """The conversations whose entries make up a history, and how far each one counts."""
-        chain: Lineage = [(conversation_id, None)]
-        current = self._session.staged_conversation(conversation_id)
-        bound: int | None = None
-        while current.parent is not None:
-            assert current.parent_entry is not None
-            # A fork of a fork counts its grandparent only as far as both forks do.
-            cut = current.parent_entry + 1
-            bound = cut if bound is None else min(bound, cut)
-            chain.append((current.parent, bound))
-            current = self._session.staged_conversation(current.parent)
-        return chain
+        return lineage(conversation_id, self._session.staged_conversation)
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
@@ -118,17 +106,15 @@ class Transcripts:
             limit,
         )
 
-    def home_of(self, conversation_id: int, entry: EntryRow | Entry) -> int:
+    def home_of(self, conversation_id: int, entry_id: int, home: int) -> int:
         """The conversation of the lineage that an entry of the history stands in.
 
         Raises:
             NotFoundError: The entry is not in the history of the conversation.
         """
-        home = entry.conversation if isinstance(entry, EntryRow) else entry.conversation_id
-        for member, bound in self.lineage(conversation_id):
-            if member == home and (bound is None or entry.id < bound):
-                return member
-        raise NotFoundError("entry", entry.id, f"It is not in conversation {conversation_id}.")
+        if not is_counted(self.lineage(conversation_id), entry_id, home):
+            raise NotFoundError("entry", entry_id, f"It is not in conversation {conversation_id}.")
+        return home
 
 
 def _read_range(

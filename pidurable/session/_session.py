@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
 from pidurable.session._body import AsyncBody
 from pidurable.session._documents import Address, DocState
+from pidurable.session._forks import CONVERSATION_SCOPE, policies_of
 from pidurable.session._history import Transcripts
 from pidurable.session._line import CommitLine
 from pidurable.session._reads import guarded_reads
@@ -161,9 +162,6 @@ class Session:
                 found[record.id] = record
         return found
 
-    def staged_entry(self, entry_id: int) -> Entry | None:
-        return self._staged.entries.get(entry_id)
-
     def staged_claim(self, key: tuple[Any, ...]) -> Any:
         """What an earlier body of the batch claimed under a unique key, or None."""
         return self._staged.unique.get(key)
@@ -172,6 +170,38 @@ class Session:
         if address in self._staged.docs:
             return self._staged.docs[address]
         return self.doc(address)
+
+    def staged_doc_changes(
+        self, scope: int, scope_id: int, *, upto_seq: int | None = None
+    ) -> Iterator[tuple[Address, DocState | None]]:
+        """What the open batch has done to the documents of a scope, oldest change first."""
+        for seq, docs in self._staged.doc_commits:
+            if upto_seq is None or seq <= upto_seq:
+                for address, state in docs.items():
+                    if address.scope == scope and address.scope_id == scope_id:
+                        yield address, state
+
+    def staged_doc_as_of(self, address: Address, seq: int) -> DocState | None:
+        """A document of a conversation as it was after a commit, which may be of this batch."""
+        if seq <= self.line.published_seq:
+            return _documents.load_as_of(self.storage, address, seq)
+        state = self.doc(address)
+        for each, changed in self.staged_doc_changes(*address[1:3], upto_seq=seq):
+            if each == address:
+                state = changed
+        return state
+
+    def staged_policies_as_of(self, conversation_id: int, seq: int) -> dict[Address, str]:
+        """What a fork does with each document that a conversation had after a commit."""
+        scope = (CONVERSATION_SCOPE, conversation_id)
+        rows = [row for row in self.storage.documents(*scope) if row.created_seq <= seq]
+        found = policies_of(rows)
+        for address, state in self.staged_doc_changes(*scope, upto_seq=seq):
+            if state is None:
+                found.pop(address, None)
+            else:
+                found[address] = state.fork
+        return found
 
     async def fetch_doc(self, address: Address) -> None:
         """Have a document in memory, so that `staged_doc` need not read. For `async with` bodies.
@@ -254,7 +284,7 @@ class Session:
         row = self.storage.entry(entry_id) if is_id(entry_id) else None
         if row is None or row.seq > self.line.published_seq:
             raise NotFoundError("entry", show(entry_id))
-        home = self._transcripts.home_of(conversation_id, row)
+        home = self._transcripts.home_of(conversation_id, entry_id, row.conversation)
         address = _documents.address(definition, home, key)
         state = await self.blocking.run(_documents.load_as_of, self.storage, address, row.seq)
         found: DocT | None = self._decoded(definition, state)
@@ -263,7 +293,7 @@ class Session:
     def _decoded(self, definition: _documents.DocumentDefinition, state: DocState | None) -> Any:
         if state is None:
             return None
-        value = _documents.migrated(definition, state)
+        value = _documents.migrated(definition, state.value, state.version)
         return self.codec.decode(value, definition.cls, path=f"$<{definition.name}>")
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
@@ -296,18 +326,21 @@ class Session:
             conversation_id, after=after, before=before, limit=limit
         )
 
-    def check_in_history(self, conversation_id: int, entry_id: int) -> None:
-        """Refuse an entry that is not in the history of a conversation, as staged so far.
+    def staged_place(self, entry_id: int) -> tuple[int, int] | None:
+        """(conversation, commit) of an entry as staged so far, or None."""
+        staged = self._staged.entries.get(entry_id)
+        if staged is not None:
+            return staged.conversation_id, staged.seq
+        row = self.storage.entry(entry_id)
+        return None if row is None else (row.conversation, row.seq)
 
-        Raises:
-            NotFoundError: It does not exist, or stands elsewhere.
-        """
-        found = self.staged_entry(entry_id) or self.storage.entry(entry_id)
-        if found is None:
-            raise NotFoundError("entry", entry_id)
-        home = found.conversation if isinstance(found, EntryRow) else found.conversation_id
-        if home != conversation_id:
-            self._transcripts.home_of(conversation_id, found)
+    def staged_newest(self, conversation_id: int, before: int | None) -> int | None:
+        """The newest own entry of a conversation below a bound, as staged so far, or None."""
+        for entry in reversed(self._staged.entries.values()):
+            if entry.conversation_id == conversation_id and (before is None or entry.id < before):
+                return entry.id
+        rows = self.storage.entries(conversation_id, before=before, limit=1, reverse=True)
+        return rows[0].id if rows else None
 
     # --- the line's adopter --------------------------------------------------------------
 

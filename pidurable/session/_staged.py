@@ -52,6 +52,8 @@ class Staged:
     entries: dict[int, Entry] = attrs.Factory(dict)
     unique: dict[tuple[Any, ...], Any] = attrs.Factory(dict)
     docs: dict[Address, DocState | None] = attrs.Factory(dict)
+    doc_commits: list[tuple[int, dict[Address, DocState | None]]] = attrs.Factory(list)
+    """What each of the bodies did to documents, by its sequence number, oldest first."""
 
     def add(self, tx: Transaction) -> None:
         if tx.conversations:
@@ -64,3 +66,4 @@ class Staged:
             self.unique.update(tx.unique)
         if tx.docs:
             self.docs.update(tx.docs)
+            self.doc_commits.append((tx.seq, tx.docs))

@@ -24,6 +24,7 @@ from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import Message
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._document_work import NO_DICT, NO_LIST, DocumentWork
+from pidurable.session._forks import Fork, is_counted, lineage
 from pidurable.storage import (
     ConversationRow,
     EntryRow,
@@ -208,18 +209,105 @@ class Transaction(DocumentWork):
         )
         return number
 
-    def _check_entry(self, conversation_id: int, entry_id: int) -> None:
+    def _check_entry(self, conversation_id: int, entry_id: int) -> tuple[int, int]:
+        """(conversation, commit) of an entry of a history, as staged so far.
+
+        Raises:
+            NotFoundError: It does not exist, or stands elsewhere.
+        """
         if not is_id(entry_id):
             raise NotFoundError("entry", show(entry_id))
-        if any(
-            entry.id == entry_id and entry.conversation_id == conversation_id
-            for entry in self.entries
-        ):
-            return
-        self._session.check_in_history(conversation_id, entry_id)
+        for entry in self.entries:
+            if entry.id == entry_id:
+                place = (entry.conversation_id, self.seq)
+                break
+        else:
+            found = self._session.staged_place(entry_id)
+            if found is None:
+                raise NotFoundError("entry", entry_id)
+            place = found
+        if place[0] != conversation_id:
+            chain = lineage(conversation_id, self.conversation)
+            if not is_counted(chain, entry_id, place[0]):
+                raise NotFoundError(
+                    "entry", entry_id, f"It is not in conversation {conversation_id}."
+                )
+        return place
+
+    def _newest_entry(self, conversation_id: int) -> int | None:
+        """The newest entry of a history, as staged so far; None where it is empty."""
+        for member, cut in lineage(conversation_id, self.conversation):
+            for entry in reversed(self.entries):
+                if entry.conversation_id == member and (cut is None or entry.id < cut):
+                    return entry.id
+            found = self._session.staged_newest(member, cut)
+            if found is not None:
+                return found
+        return None
+
+    def fork(self, conversation_id: int, at: int | None = None, *, key: str | None = None) -> int:
+        """Fork a conversation at an entry of its history and return the new one's id.
+
+        The fork shares the history up to that entry, at no cost, and goes its own way behind it. It
+        has the parent's principal and what the documents' fork policies say (`initial`, `current`,
+        `as_of`); tasks, their documents and input that is queued stay behind, so it is not busy.
+        `current` documents are copied as they are when the body ends, or when the body first looks
+        at the fork's own. `as_of` ones are as they were after the commit of the fork entry, also
+        where they have changed since without an entry.
+
+        Args:
+            conversation_id: The parent.
+            at: Any entry of its history, also one that it shares with its own parent, also one that
+                this commit made. None: the newest. A conversation without entries can be forked.
+            key: Fork once: a second call with the same key gives the first fork's id, whatever `at`
+                it names; 1 to 512 characters.
+
+        Raises:
+            NotFoundError: No such conversation, or the entry is not in its history.
+            InvalidArgumentError: The key names a conversation that is no fork of this one.
+            DocumentTooLargeError: A document to be copied is larger than is allowed today.
+        """
+        return self._fork(conversation_id, at, owner=None, key=key)
+
+    def _fork(self, parent_id: int, at: int | None, *, owner: int | None, key: str | None) -> int:
+        self._check_open()
+        parent = self.conversation(parent_id)
+        if key is not None:
+            key = check_name(key, "key")
+            found: int | None = self._keyed_conversation(owner, key)
+            if found is not None:
+                if self.conversation(found).parent != parent_id:
+                    problem = (
+                        f"it names conversation {found} already, which is no fork of conversation "
+                        f"{parent_id}; choose another key"
+                    )
+                    raise InvalidArgumentError("key", problem, show(key))
+                return found
+        if at is None:
+            at = self._newest_entry(parent_id)
+        home, seq = (parent_id, None) if at is None else self._check_entry(parent_id, at)
+        made = self.add_conversation(
+            owner=owner, key=key, principal=parent.principal, parent=(parent_id, at)
+        )
+        self._forks = self._forks or {}
+        self._forks[made.id] = Fork(made.id, parent_id, home, seq)
+        return made.id
+
+    def _keyed_conversation(self, owner: int | None, key: str) -> int | None:
+        """The conversation that was made under a key, as staged so far, or None."""
+        found: int | None = self.claimed(("conversation", owner, key))
+        if found is None:
+            row = self._session.storage.conversation_by_key(owner, key)
+            found = None if row is None else row.id
+        return found
 
     def add_conversation(
-        self, *, owner: int | None = None, key: str | None = None, principal: str = ""
+        self,
+        *,
+        owner: int | None = None,
+        key: str | None = None,
+        principal: str = "",
+        parent: tuple[int | None, int | None] = (None, None),
     ) -> Conversation:
         """Stage a new conversation. Ownership rules are the tasks layer's."""
         self._check_open()
@@ -237,6 +325,8 @@ class Transaction(DocumentWork):
         made = Conversation(
             id=session.line.draw_id(),
             uuid=session.randomness.uuid(),
+            parent=parent[0],
+            parent_entry=parent[1],
             owner=owner,
             key=key,
             principal=principal,
@@ -252,8 +342,7 @@ class Transaction(DocumentWork):
                 ConversationRow(
                     made.id,
                     made.uuid,
-                    None,
-                    None,
+                    *parent,
                     owner,
                     key,
                     principal,

@@ -386,14 +386,26 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
 
     def create_conversation(self, *, key: str | None = None, principal: str | None = None) -> int:
         """Create a conversation owned by this task and return its id; with `key`, once."""
-        self.check_phase()
-        if self._phase.aborting:
-            raise InvalidArgumentError(
-                "create_conversation", "an abort handler may not create owned work"
-            )
+        self._check_may_own("create_conversation")
         own = self.conversation(self._phase.conversation_id)
         return self._create_conversation(
             owner=self._phase.task_id,
             key=key,
             principal=own.principal if principal is None else principal,
         )
+
+    def fork(self, conversation_id: int, at: int | None = None, *, key: str | None = None) -> int:
+        """Fork a conversation, as `TreeTransaction.fork`; this task owns the fork.
+
+        Raises:
+            OwnedTooDeepError: The fork would be owned at a greater depth than is allowed.
+            InvalidArgumentError: The key names a conversation that is no fork of this one, or an
+                abort handler calls, which may not create owned work.
+        """
+        self._check_may_own("fork")
+        return self._fork(conversation_id, at, owner=self._phase.task_id, key=key)
+
+    def _check_may_own(self, call: str) -> None:
+        self.check_phase()
+        if self._phase.aborting:
+            raise InvalidArgumentError(call, "an abort handler may not create owned work")

@@ -25,6 +25,7 @@ from pidurable.errors import (
 )
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_reason, is_id
+from pidurable.records._entries import Conversation
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import (
     SIGNAL_BYTES_MAX,
@@ -246,19 +247,26 @@ class TreeTransaction(Transaction):
         self._check_open()
         if key is not None:
             key = check_name(key, "key")
-            name = ("conversation", owner, key)
-            found: int | None = self.claimed(name)
+            found = self._keyed_conversation(owner, key)
             if found is not None:
                 return found
-            row = self._session.storage.conversation_by_key(owner, key)
-            if row is not None:
-                return row.id
-        made = self.add_conversation(owner=owner, key=key, principal=principal)
+        return self.add_conversation(owner=owner, key=key, principal=principal).id
+
+    def add_conversation(
+        self,
+        *,
+        owner: int | None = None,
+        key: str | None = None,
+        principal: str = "",
+        parent: tuple[int | None, int | None] = (None, None),
+    ) -> Conversation:
+        """Stage a new conversation, which the tree knows from here on."""
+        made = super().add_conversation(owner=owner, key=key, principal=principal, parent=parent)
         self.view.add_scope(made)
         if owner is not None:
             self._owned = self._owned or []
             self._owned.append(owner)
-        return made.id
+        return made
 
     def stored_task(self, task_id: int) -> TaskRow | None:
         """The row of a task that is not in memory, that is, of one that has ended."""

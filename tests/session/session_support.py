@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -23,7 +24,7 @@ from pidurable.session._seams import (
 )
 from pidurable.session._session import Session, serving
 from pidurable.session._transaction import Transaction
-from pidurable.storage import HolderClaim, Storage
+from pidurable.storage import HolderClaim, MemoryStorage, SqliteStorage, Storage
 from pidurable.testing import FaultyStorage
 
 T = TypeVar("T")
@@ -198,3 +199,57 @@ def stored_notes(storage: Storage, conversation: int) -> list[str]:
         str(row.data).removeprefix('{"text":"').removesuffix('"}')
         for row in inner.entries(conversation)
     ]
+
+
+PLACES = ("memory", "memory reopened", "sqlite", "sqlite reopened")
+"""Where a test of stored state runs: on each backend, in one session or in a new one each time."""
+
+
+class Place:
+    """A store that a test works on, in one session or, where it says so, in one a step."""
+
+    def __init__(self, name: str, folder: Path, options: dict[str, Any]) -> None:
+        self.options = options
+        """Of every session that is opened from here on."""
+        self._name = name
+        self._path = folder / "place.sqlite"
+        self._memory = MemoryStorage()
+        self._opened = AsyncExitStack()
+        self._session: Session | None = None
+
+    @property
+    def is_reopened(self) -> bool:
+        return self._name.endswith("reopened")
+
+    async def session(self, *, fresh: bool = False) -> Session:
+        """The session to work in now; what an earlier call gave is closed where it is another."""
+        if self._session is None or self.is_reopened or fresh:
+            await self.close()
+            storage: Storage = (
+                self._memory.reopen()
+                if self._name.startswith("memory")
+                else SqliteStorage(self._path)
+            )
+            self._session = await self._opened.enter_async_context(
+                open_test_session(storage, **self.options)
+            )
+        return self._session
+
+    async def run(self, body: Callable[[Transaction], T]) -> T:
+        """Commit a body that awaits nothing."""
+        session = await self.session()
+        return await session.run(session.transaction(), body)
+
+    async def close(self) -> None:
+        await self._opened.aclose()
+        self._session = None
+
+
+@asynccontextmanager
+async def open_place(name: str, folder: Path, **options: Any) -> AsyncIterator[Place]:
+    """One of `PLACES`, closed with the block."""
+    place = Place(name, folder, options)
+    try:
+        yield place
+    finally:
+        await place.close()

@@ -1,0 +1,74 @@
+"""Forks: what a new conversation starts with, besides the history that it shares.
+
+A fork is a row that names its parent and the last entry of the parent's history that counts. The
+documents are copied by what is stored beside them, never by their classes: `initial` ones are left
+behind, `current` ones as the parent has them when the forking body ends, `as_of` ones as they were
+after the commit of the fork entry, in the conversation that this entry stands in. What stands at an
+address when the fork commits decides which of the three it is; where nothing stands there any more,
+what stood there then decides. Holds at all times:
+
+* a document of a fork is copied once: at the end of the body, or when the body first looks at it,
+  so that a body may go on to work on its own fork;
+* what is copied is stored as a first base with the version that it had, so that its class, if it is
+  ever there, migrates the copy as it would have migrated the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from pidurable.records._entries import Conversation
+from pidurable.session._documents import Address
+from pidurable.storage import DocumentRow
+
+CONVERSATION_SCOPE = 1
+
+Lineage = list[tuple[int, int | None]]
+"""(conversation, first entry id that no longer counts), from the newest up."""
+
+
+@attrs.define(eq=False)
+class Fork:
+    """A fork that a body has made, until its documents are copied."""
+
+    id: int
+    parent: int
+    home: int
+    """The conversation that the fork entry stands in: the parent, or one that it was forked from"""
+    seq: int | None
+    """The commit of the fork entry; None where the parent's history is empty, so that `as_of` can
+    only mean now."""
+    settled: set[Address] = attrs.Factory(set)
+    """Which of its addresses have what they start with."""
+
+
+def lineage(conversation_id: int, find: Callable[[int], Conversation]) -> Lineage:
+    """The conversations whose entries make up a history, and how far each one counts.
+
+    Args:
+        conversation_id: Whose history.
+        find: Gives the record of a conversation, and raises where there is none.
+    """
+    chain: Lineage = [(conversation_id, None)]
+    current = find(conversation_id)
+    bound: int | None = None
+    # A fork of a conversation that had no history names no entry, and shares nothing with it.
+    while current.parent is not None and current.parent_entry is not None:
+        # A fork of a fork counts its grandparent only as far as both forks do.
+        cut = current.parent_entry + 1
+        bound = cut if bound is None else min(bound, cut)
+        chain.append((current.parent, bound))
+        current = find(current.parent)
+    return chain
+
+
+def is_counted(chain: Lineage, entry_id: int, home: int) -> bool:
+    """Whether an entry, which stands in `home`, belongs to a history."""
+    return any(member == home and (cut is None or entry_id < cut) for member, cut in chain)
+
+
+def policies_of(rows: Sequence[DocumentRow]) -> dict[Address, str]:
+    """What a fork does with each of some documents, by their rows."""
+    return {Address(row.name, row.scope, row.scope_id, row.key): row.fork for row in rows}
