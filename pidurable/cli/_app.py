@@ -97,8 +97,13 @@ def build_app(host: Host, version: str) -> App:
     _add_task_lift(task, host)
     _add_task_signal(task, host)
     app.command(task)
-    conversation = App(name="conversation", help="Look at conversations.", help_format="plaintext")
+    conversation = App(
+        name="conversation",
+        help="Look at conversations, and fork them.",
+        help_format="plaintext",
+    )
     _add_conversations(conversation, host)
+    _add_fork(conversation, host)
     app.command(conversation)
     return app
 
@@ -450,6 +455,32 @@ def _add_conversations(app: App, host: Host) -> None:
         options = _options(host, store=store, output=output)
         return _trio(
             functools.partial(show_log, host, options, conversation, limit=limit, full=full)
+        )
+
+
+def _add_fork(app: App, host: Host) -> None:
+    @app.command
+    def fork(
+        conversation: int,
+        /,
+        *,
+        at: int | None = None,
+        key: str | None = None,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Fork a conversation at an entry of its history; runs nothing itself.
+
+        Args:
+            conversation: Its id.
+            at: The last entry that the fork shares, by default the newest.
+            key: Fork once: the same key again gives the first fork.
+        """
+        from pidurable.cli._fork import fork_conversation
+
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(fork_conversation, host, options, conversation, at=at, key=key)
         )
 
 

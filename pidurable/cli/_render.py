@@ -197,7 +197,9 @@ def _tree_text(row: TreeRow, now_us: int) -> str:
 
 def conversation_text(made: Conversation | ConversationRow) -> str:
     """Return one line for a conversation: its id, key and what it is a fork of."""
-    fork = "" if made.parent is None else f", fork of {made.parent} at entry {made.parent_entry}"
+    fork = "" if made.parent is None else f", fork of {made.parent}"
+    if made.parent_entry is not None:
+        fork += f" at entry {made.parent_entry}"
     key = "" if made.key is None else f" {clean_line(made.key, chars_max=CELL_CHARS_MAX)!r}"
     return f"conversation {made.id}{key}{fork}"
 

@@ -24,11 +24,11 @@ from pidurable.records._tasks import TaskRecord
 from pidurable.registry import Registry
 from pidurable.tasks._transaction import TreeTransaction
 
-__all__ = ["lift_tasks", "signal_tasks"]
+__all__ = ["holding", "lift_tasks", "say_how_to_go_on", "signal_tasks"]
 
 
 @asynccontextmanager
-async def _holding(host: Host, options: Options) -> AsyncIterator[Harness]:
+async def holding(host: Host, options: Options) -> AsyncIterator[Harness]:
     """Hold the store without letting anything in it run."""
     # No extension is loaded: no code is needed to commit, and one that is broken must not keep
     # anybody from looking after what it broke.
@@ -56,7 +56,7 @@ async def signal_tasks(
     async with open_reader(options.store) as reader:
         for id in ids:
             await reader.task(id)
-    async with _holding(host, options) as harness, harness.commit() as tx:
+    async with holding(host, options) as harness, harness.commit() as tx:
         for id in ids:
             tx.signal(id, name, value, key=key)
     if options.output == "json":
@@ -65,7 +65,7 @@ async def signal_tasks(
         host.out(str(id) for id in ids)
     else:
         host.out(f"task {id} has the signal {clean_line(name, chars_max=60)}" for id in ids)
-        _say_how_to_go_on(host, options)
+        say_how_to_go_on(host, options)
     return Exit.DONE
 
 
@@ -81,7 +81,7 @@ async def lift_tasks(
         if task not in fit:
             host.err(f"task {task.id} is not {_LIFTED[verb]} ({outcome_word(task)}); left alone")
     if fit:
-        async with _holding(host, options) as harness, harness.commit() as tx:
+        async with holding(host, options) as harness, harness.commit() as tx:
             for task in fit:
                 _lift(tx, verb)(task.id)
     if options.output == "json":
@@ -90,7 +90,7 @@ async def lift_tasks(
         host.out(str(task.id) for task in fit)
     elif fit:
         host.out(f"task {task.id} was blocked ({_reason(task)}) and may run again" for task in fit)
-        _say_how_to_go_on(host, options)
+        say_how_to_go_on(host, options)
     return Exit.DONE
 
 
@@ -109,5 +109,6 @@ def _reason(task: TaskRecord) -> str:
     return clean_line(task.blocked or "", chars_max=CELL_CHARS_MAX)
 
 
-def _say_how_to_go_on(host: Host, options: Options) -> None:
+def say_how_to_go_on(host: Host, options: Options) -> None:
+    """Say that what was stored waits for somebody who runs it."""
     host.err(f"stored; nothing was run. `{clean_line(options.resume_command)}` goes on")

@@ -35,6 +35,7 @@ Snapshot = Callable[[str, str], None]
         ["task", "signal"],
         ["task", "retry"],
         ["conversation", "log"],
+        ["conversation", "fork"],
     ],
     ids=lambda argv: "-".join(argv) or "pidurable",
 )
@@ -152,6 +153,9 @@ ERRORS = [
     ("signal-no-name", ["task", "signal", "10", ""], 2),
     ("retry-no-id", ["task", "retry"], 2),
     ("retry-unknown-id", ["task", "retry", "21", "99"], 4),
+    ("fork-unknown-id", ["conversation", "fork", "99"], 4),
+    ("fork-unknown-entry", ["conversation", "fork", "1", "--at", "3"], 4),
+    ("fork-key-taken", ["conversation", "fork", "1", "--key", "root"], 2),
     ("unknown-code", ["explain", "interupted"], 4),
     ("no-model", ["run", "do it", "--store", "new.sqlite"], 2),
     ("unknown-provider", ["run", "do it", "--model", "opanai/gpt"], 2),

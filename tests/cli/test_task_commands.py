@@ -125,3 +125,31 @@ def test_an_abort_that_was_asked_for_earlier_does_not_run(
     assert command("task", "signal", "10", "go").code == 0
 
     assert rows(known_store)[21].outcome_status is None
+
+
+def test_a_fork_is_made_once_and_nothing_runs(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """It shares the history up to the entry; the same key gives the same fork; ids feed a log."""
+    before = rows(known_store)
+    made = command("conversation", "fork", "1", "--at", "6", "--key", "k", "-o", "json")
+    again = command("conversation", "fork", "1", "--key", "k", "-o", "ids")
+    newest = command("conversation", "fork", "1")
+    below = command("conversation", "fork", again.out.strip(), "--at", "4", "-o", "ids")
+    empty = command("conversation", "fork", "30")
+    found = json.loads(made.out)
+
+    assert found["parent"] == 1
+    assert found["entry"] == 6
+    assert again.out == f"{found['conversation']}\n"
+    assert newest.out.endswith(", fork of 1 at entry 9\n")
+    assert empty.out.endswith(", fork of 30\n")
+    assert command("conversation", "log", again.out.strip(), "-o", "ids").out.split() == [
+        "2",
+        "4",
+        "6",
+    ]
+    assert command("conversation", "log", below.out.strip(), "-o", "ids").out.split() == ["2", "4"]
+    assert {id: row.invocations for id, row in rows(known_store).items()} == {
+        id: row.invocations for id, row in before.items()
+    }

@@ -1,0 +1,48 @@
+"""`pidurable conversation fork`: one commit, and no work of its own.
+
+Held and left as the other writing commands do it: see `_task_writes`.
+"""
+
+from __future__ import annotations
+
+from pidurable.cli._errors import Exit, UsageError
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options, check_text
+from pidurable.cli._render import conversation_text
+from pidurable.cli._task_writes import holding
+from pidurable.cli._tasks import check_store
+from pidurable.errors import InvalidArgumentError, NotFoundError
+from pidurable.harness._reader import open_reader
+
+__all__ = ["fork_conversation"]
+
+
+async def fork_conversation(
+    host: Host, options: Options, conversation_id: int, *, at: int | None, key: str | None
+) -> int:
+    """Fork a conversation and print the new one."""
+    if key is not None:
+        check_text(key, "--key")
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        await reader.conversation(conversation_id)
+    async with holding(host, options) as harness:
+        try:
+            made = await harness.conversation(conversation_id).fork(at, key=key)
+        except InvalidArgumentError as error:
+            raise UsageError(f"--{error}") from error
+        except NotFoundError as error:
+            hint = f"`pidurable conversation log {conversation_id}` shows what is."
+            raise NotFoundError(
+                error.kind, error.id, f"It is not in conversation {conversation_id}; {hint}"
+            ) from error
+        record = made.record
+    if options.output == "json":
+        host.out_json(
+            {"conversation": record.id, "parent": record.parent, "entry": record.parent_entry}
+        )
+    elif options.output == "ids":
+        host.out(str(record.id))
+    else:
+        host.out(conversation_text(record))
+    return Exit.DONE
