@@ -213,10 +213,10 @@ def _add_demo(app: App, host: Host) -> None:
 
     @app.command
     def explain(code: str, /) -> int:
-        """Explain a reason code.
+        """Explain a reason code, or a rule of stored values.
 
         Args:
-            code: As shown by `task show`, `resume` and in errors.
+            code: As shown by `task show`, `resume` and in errors; of rules, as in the manual.
         """
         host.out(_explanations(code))
         return Exit.DONE
@@ -234,7 +234,11 @@ _TABLES = {
 
 def _explanations(code: str) -> list[str]:
     """Every meaning of a code: some words are used in more than one place."""
+    from pidurable.records._value_rules import explain_rule
+
     found = [f"{code} ({what}): {table[code]}" for what, table in _TABLES.items() if code in table]
+    if (rule := explain_rule(code)) is not None:
+        found.append(f"{code} (a rule of stored values): {rule}")
     if found:
         return found
     known = sorted({name for table in _TABLES.values() for name in table})

@@ -189,13 +189,23 @@ class Codec:
     def _encode(self, value: Any, type_: Any, path: str) -> JsonValue:
         if type_ is None:
             type_ = type(value)
-            if is_plain_type(type_):
+            if is_plain_type(type_) or self._is_plain_subclass(type_):
                 type_ = Any
         form = self._get_form(type_, path)
         try:
             return form.encode(value)
         except Exception as error:
             raise self._locate(error, value, type_, path, decoding=False) from error
+
+    def _is_plain_subclass(self, cls: type) -> bool:
+        """Tell whether a class is a container that is written as the plain one: a named tuple."""
+        if not issubclass(cls, dict | list | tuple):
+            return False
+        try:
+            self.form(cls)
+        except Unsupported:
+            return True
+        return False  # of an extension's codec, or with fields of its own
 
     def _get_form(self, type_: Any, path: str) -> Form:
         try:
@@ -209,8 +219,12 @@ class Codec:
         """Find the smallest part that fails by itself, and say what is wrong with it there."""
         depth = 0
         while depth <= VALUE_DEPTH_MAX:
-            if isinstance(error, TooLargeError) and type_ in (Any, object):
-                break  # looking for a part that is too large by itself would take long
+            if isinstance(error, NotJsonError) and type_ in (Any, object):
+                if isinstance(error, TooLargeError):
+                    break  # looking for a part that is too large by itself would take long
+                found = _not_json(value, path)
+                if found is not None:
+                    return found
             # A value inside an Any may be of a class that has no form; it has no parts either.
             parts = no_parts if isinstance(error, Unsupported) else self.form(type_).parts
             for key, part, part_type in parts(value, decoding):
@@ -422,6 +436,18 @@ class _Converter(cattrs.Converter):
 
     def structure(self, obj: Any, cl: Any) -> Any:
         return self._form(Any if cl is None else cl).decode(obj, cl)
+
+
+def _not_json(value: Any, path: str) -> NotJsonError | None:
+    """Return what is wrong with a value that is no foreign part of it, with its whole path.
+
+    Its depth counts from the top: part by part it would be found elsewhere, or nowhere.
+    """
+    try:
+        check_json(value, path, convert=lambda _: None)
+    except NotJsonError as error:
+        return error
+    return None
 
 
 def is_plain_type(cls: type) -> bool:

@@ -467,6 +467,8 @@ def union_form(members: list[tuple[Any, Form]]) -> Form:
     for member_type, form in members:
         for cls in form.python:
             by_class.setdefault(cls, (member_type, form))
+    if float in by_class:
+        by_class.setdefault(int, by_class[float])
     expected = " or ".join(type_name(member_type) for member_type, _ in members)
 
     def choose(value: Any, decoding: bool) -> tuple[Any, Form, Any]:
