@@ -114,6 +114,26 @@ async def test_a_closed_buffer_writes_nothing_more() -> None:
     assert shown is None
 
 
+async def test_a_flush_that_waited_long_does_not_hold_up_the_next(
+    autojump_clock: MockClock,
+) -> None:
+    """Waiting for the line is not what progress costs: what comes after it is shown at once."""
+    world = World(Step(text=tuple("abcdefghij"), delay=1.0), settings=Settings())
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(0.95)
+        async with harness.commit():
+            await trio.sleep(3.0)
+        await trio.sleep(2.5)
+        shown = root.live()["partial"]
+        await submission.wait()
+
+    # 6.45 s after the input: the flusher was held up for 3 s, and would have been quiet for 30 s.
+    assert shown["blocks"] == [{"type": "text", "text": "abcdef"}]
+
+
 async def test_a_huge_answer_is_shown_in_part_and_stored_whole(autojump_clock: MockClock) -> None:
     """More than 256 Ki characters are not shown before the answer is complete."""
     piece = "\u20ac" * 1000
