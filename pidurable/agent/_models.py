@@ -34,7 +34,7 @@ from contextlib import (
     nullcontext,
 )
 from types import TracebackType
-from typing import Any, Protocol, cast, final, runtime_checkable
+from typing import Any, NoReturn, Protocol, cast, final, runtime_checkable
 
 import attrs
 import trio
@@ -425,25 +425,27 @@ class Models:
 
         Raises:
             ModelError: The request failed; `kind` and `retry_after` say what to do. It may be
-                raised when the block is entered, and while events are read.
+                raised when the block is entered, while events are read, and, after a silence that
+                has cancelled the reading, when the block is left.
             NotFoundError: No such model; nothing was sent.
             MissingExtraError: The provider's library is not installed; nothing was sent.
         """
         model = self.resolve(request.model)
         provider, _ = self._find(request.model)
-        # One scope round the whole block, whose deadline counts only while the block is entered:
-        # a provider may hold a nursery open in its block, so a scope of its own would cross it.
-        with trio.CancelScope(deadline=trio.current_time() + self._silence) as opening:
+        # One scope round the whole block, whose deadline counts only while the provider is waited
+        # for: it may hold a nursery open in its block, so a scope of its own for the opening would
+        # cross that, and one for each event costs more than all else that is done with it.
+        with trio.CancelScope(deadline=trio.current_time() + self._silence) as waiting:
             with _classified(provider):
                 manager = provider.stream(request)
                 events = await manager.__aenter__()
-            opening.deadline = math.inf
+            waiting.deadline = math.inf
             opened = _Opened(manager, provider)
             async with opened, _closed(events):
-                checked = self._events(opened, model, request, events)
+                checked = self._events(opened, waiting, model, request, events)
                 async with aclosing(checked):
                     yield checked
-        if opening.cancelled_caught:
+        if waiting.cancelled_caught:
             raise self._silent(request)
 
     def _silent(self, request: ModelRequest) -> ModelError:
@@ -453,6 +455,7 @@ class Models:
     async def _events(
         self,
         opened: _Opened,
+        waiting: trio.CancelScope,
         model: Model,
         request: ModelRequest,
         events: AsyncIterator[StreamEvent],
@@ -460,12 +463,13 @@ class Models:
         text, thinking = _DeltaCleaner(), _DeltaCleaner()
         arguments: dict[int, _DeltaCleaner] = {}
         while True:
-            event = None
-            with trio.move_on_after(self._silence) as silence:
-                with _classified(opened.provider):
-                    event = await anext(events, None)
-            if silence.cancelled_caught:
-                raise self._silent(request)
+            waiting.deadline = trio.current_time() + self._silence
+            try:
+                event = await anext(events, None)
+            except Exception as error:
+                _raise_classified(error, opened.provider)
+            finally:
+                waiting.deadline = math.inf
             match event:
                 case None:
                     detail = f"the answer of {request.model} was cut: it ended without a last event"
@@ -532,15 +536,20 @@ def _classified(provider: Provider) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        leaf = _first_leaf(error)
-        if leaf is error and isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
-            raise
-        if isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
-            raise leaf from leaf.__cause__
-        broken = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
-        kind = "retryable" if isinstance(leaf, broken) else "other"
-        what = f"provider {provider.name!r}: {type(leaf).__name__}: {leaf}"
-        raise ModelError(kind, what[:1000]) from error
+        _raise_classified(error, provider)
+
+
+def _raise_classified(error: Exception, provider: Provider) -> NoReturn:
+    """Raise what a provider raised as a `ModelError`. Called where it is handled."""
+    leaf = _first_leaf(error)
+    if leaf is error and isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
+        raise error
+    if isinstance(leaf, ModelError | MissingExtraError | NotFoundError):
+        raise leaf from leaf.__cause__
+    broken = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+    kind = "retryable" if isinstance(leaf, broken) else "other"
+    what = f"provider {provider.name!r}: {type(leaf).__name__}: {leaf}"
+    raise ModelError(kind, what[:1000]) from error
 
 
 def _closed(events: AsyncIterator[Any]) -> AbstractAsyncContextManager[Any]:

@@ -287,8 +287,16 @@ async def test_cancelling_closes_the_stream_and_is_not_lost(autojump_clock: Any)
         lambda: Fake(TextDelta("x"), trio.sleep_forever),
         lambda: Fake(ToolCallStart(0, "a"), ToolCallDelta(0, '{"'), trio.sleep_forever),
         lambda: Fake(TextDelta("x"), trio.sleep_forever, nursery=True),
+        lambda: Fake(TextDelta("x"), trio.sleep_forever, closing=ConnectionResetError("gone")),
     ],
-    ids=["before headers", "after headers", "in text", "in arguments", "with a nursery"],
+    ids=[
+        "before headers",
+        "after headers",
+        "in text",
+        "in arguments",
+        "with a nursery",
+        "and cannot be closed",
+    ],
 )
 async def test_a_silent_stream_is_given_up(
     provider: Callable[[], Fake], autojump_clock: Any
