@@ -123,7 +123,9 @@ if TYPE_CHECKING:
         wrap_section as wrap_section,
         wrap_tool as wrap_tool,
     )
+    from pidurable.session._context import ModelContext as ModelContext
     from pidurable.session._documents import document as document
+    from pidurable.session._transcript import ContextMessage as ContextMessage
     from pidurable.tasks._committed import CommittedState as CommittedState
     from pidurable.tasks._context import TaskContext as TaskContext
     from pidurable.tasks._definition import (
@@ -257,7 +259,9 @@ _HOMES = {
         "wrap_section",
         "wrap_tool",
     ),
+    "pidurable.session._context": ("ModelContext",),
     "pidurable.session._documents": ("document",),
+    "pidurable.session._transcript": ("ContextMessage",),
     "pidurable.tasks._committed": ("CommittedState",),
     "pidurable.tasks._context": ("TaskContext",),
     "pidurable.tasks._definition": (

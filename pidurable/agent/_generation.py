@@ -14,7 +14,6 @@ tools nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +40,6 @@ from pidurable.agent._inbox import GenerationInput, end_run, place_steers
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._progress import PartialAnswer
 from pidurable.agent._prompt import (
-    asks_something,
     build_request,
     declare,
     difference,
@@ -61,6 +59,7 @@ from pidurable.errors import (
 from pidurable.records._entries import Entry
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage
+from pidurable.session._context import ModelContext
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
@@ -142,18 +141,18 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             await self._end_unanswered(ctx, "no_model", problem)
             return
         assert agent.model is not None
-        entries = await session.context_entries(conversation)
-        if not asks_something(entries):
+        context = await session.context(conversation)
+        if not context.asks_something:
             # An entry with a head has taken the input out of the context.
             await self._end_unanswered(ctx, "reset", "the context was reset during the run")
             return
-        told = told_by(entries)
+        told = told_by(context)
         env = services.env_for(conversation, agent)
         now_us = session.clock.now_us()
         sections = await render_sections(agent, env, now_us, told, ctx.report)
         message = difference(told, sections, declare(agent), now_us)
         async with ctx.commit() as tx:
-            cutoff = max(entry.id for entry in entries)
+            cutoff = context.cutoff
             if message is not None:
                 cutoff = tx.append(conversation, kind="pi.system", messages=[message])
             tx.goto(
@@ -166,14 +165,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     async def request(self, at: Request, ctx: GenerationContext) -> None:
         services = self._services
         models = services.models
-        entries = await self._services.session.context_entries(ctx.conversation_id)
-        request = _fixed_request(at, entries)
+        # As it was fixed: what came after the cutoff, a head too, is for the next request.
+        context = await self._services.session.context(ctx.conversation_id, at.cutoff)
+        request = _fixed_request(at, context)
         await self._keep_leftover(at, ctx, request)
         if models is None:
             await self._end_unanswered(ctx, "no_model", NO_MODELS)
-            return
-        if not any(entry.id <= at.cutoff for entry in entries) or not request.messages:
-            await self._end_unanswered(ctx, "reset", "the context was reset during the run")
             return
         request = await with_images(self._services.session, request)
         partial = PartialAnswer(services.progress, ctx.conversation_id, ctx.task_id)
@@ -372,9 +369,14 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     async def abort(self, at: Checkpoint, ctx: GenerationContext) -> None:
         """Keep the partial answer, close calls that never started, settle the inputs."""
         conversation = ctx.conversation_id
+        session = self._services.session
         entries: list[Entry] = []
-        if isinstance(at, Request | Tools):
-            entries = await self._services.session.context_entries(conversation)
+        sent = 0
+        if isinstance(at, Request):
+            context = await session.context(conversation, at.cutoff)
+            sent = request_characters(_fixed_request(at, context))
+        elif isinstance(at, Tools):
+            entries = await session.context_entries(conversation)
         async with ctx.commit() as tx:
             if isinstance(at, Request):
                 keep_partial(
@@ -384,7 +386,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                     ctx.task_id,
                     model=at.model,
                     why="the run was aborted",
-                    sent_characters=request_characters(_fixed_request(at, entries)),
+                    sent_characters=sent,
                 )
             if isinstance(at, Tools):
                 closed = close_round(tx, conversation, at.assistant)
@@ -410,8 +412,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             tx.end_aborted()
 
 
-def _fixed_request(at: Request, entries: Sequence[Entry]) -> ModelRequest:
-    return build_request(entries, model=at.model, thinking=at.thinking, cutoff=at.cutoff)
+def _fixed_request(at: Request, context: ModelContext) -> ModelRequest:
+    return build_request(context, model=at.model, thinking=at.thinking)
 
 
 def _run_of(ctx: GenerationContext) -> int:

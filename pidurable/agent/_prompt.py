@@ -9,7 +9,7 @@ it; the next request then carries one complete baseline.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from pidurable.agent._models import (
     render_system_message,
 )
 from pidurable.agent._services import Agent
-from pidurable.records._entries import Entry
 from pidurable.records._messages import (
     AssistantMessage,
     ImageBlock,
@@ -36,7 +35,7 @@ from pidurable.records._messages import (
 )
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
-from pidurable.session._transcript import exchange
+from pidurable.session._context import ModelContext
 from pidurable.tasks._errors import error_info
 
 if TYPE_CHECKING:
@@ -55,22 +54,19 @@ class Told:
     tools: dict[str, ToolDeclaration] = attrs.Factory(dict)
 
 
-def told_by(entries: Sequence[Entry]) -> Told:
-    """Replay the system messages of a context range."""
+def told_by(context: ModelContext) -> Told:
+    """Replay the system messages of a context: what an edit has left out was not told."""
     told = Told()
-    for entry in entries:
-        for message in entry.messages:
-            if not isinstance(message, SystemMessage):
-                continue
-            for name, text in message.sections.items():
-                if text is None:
-                    told.sections.pop(name, None)
-                else:
-                    told.sections[name] = text
-            for gone in message.tools_removed:
-                told.tools.pop(gone, None)
-            for tool in message.tools_added:
-                told.tools[tool.name] = tool
+    for message in context.systems():
+        for name, text in message.sections.items():
+            if text is None:
+                told.sections.pop(name, None)
+            else:
+                told.sections[name] = text
+        for gone in message.tools_removed:
+            told.tools.pop(gone, None)
+        for tool in message.tools_added:
+            told.tools[tool.name] = tool
     return told
 
 
@@ -144,22 +140,11 @@ def difference(
     return SystemMessage(sections=patch, tools_added=added, tools_removed=removed, at_us=at_us)
 
 
-def asks_something(entries: Sequence[Entry]) -> bool:
-    """Whether anything but the system prompt is in range: without it nobody is asked."""
-    return any(not isinstance(item.message, SystemMessage) for item in exchange(entries))
-
-
 def build_request(
-    entries: Sequence[Entry],
-    *,
-    model: str,
-    thinking: str | None,
-    cutoff: int,
-    options: Any = None,
+    context: ModelContext, *, model: str, thinking: str | None, options: Any = None
 ) -> ModelRequest:
-    """One request from the record: the entries in range up to the cutoff, as a valid exchange."""
-    included = [entry for entry in entries if entry.id <= cutoff]
-    messages = exchange(included)
+    """One request from the record: a context, as it is sent."""
+    messages = list(context)
     system = ""
     if messages and isinstance(messages[0].message, SystemMessage):
         system = render_system_message(messages[0].message)
@@ -177,7 +162,7 @@ def build_request(
     return ModelRequest(
         model=model,
         messages=tuple(request),
-        tools=tuple(told_by(included).tools.values()),
+        tools=tuple(told_by(context).tools.values()),
         system=system if system.strip() else "",
         thinking=thinking,
         options=options,

@@ -14,6 +14,7 @@ from pidurable.agent._strict import check_request
 from pidurable.errors import ModelError
 from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
+from pidurable.session._context import context_of
 from pidurable.session._transcript import context_range
 
 __all__ = [
@@ -138,9 +139,8 @@ def transcript_problem(entries: Sequence[Entry]) -> str | None:
     last = entries[-1].messages if entries else ()
     if not last or not isinstance(last[0], AssistantMessage) or last[0].status != "complete":
         return "it does not end with an answer"
-    request = build_request(
-        context_range(entries), model="demo", thinking=None, cutoff=entries[-2].id
-    )
+    context = context_of(context_range(entries[:-1]))
+    request = build_request(context, model="demo", thinking=None)
     try:
         check_request(request)
     except ModelError as refused:

@@ -30,6 +30,7 @@ from pidurable.records._entries import Conversation as ConversationRecord, Entry
 from pidurable.records._ids import TaskId
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.records._tasks import OnRestart
+from pidurable.session._context import ModelContext
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task
 from pidurable.tasks._transaction import TreeTransaction
@@ -213,6 +214,23 @@ class Conversation:
         if limit < 1:
             raise InvalidArgumentError("limit", "expected at least 1", show(limit))
         return await self._harness.session.history(self.id, after=after, before=before, limit=limit)
+
+    async def context(self, cutoff: int | None = None) -> ModelContext:
+        """What the model is given of this conversation: a valid exchange, whatever happened.
+
+        Every result follows its call, a call without one has a result that says so, and what was
+        aborted or has failed is left out. Entries that come later do not change what is returned.
+
+        Args:
+            cutoff: The id of an entry, to see what a model was given as of it: the newest head at
+                or before it counts, and nothing after it. None for the newest entry.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+            InvalidArgumentError: The cutoff cannot be the id of an entry.
+        """
+        await trio.lowlevel.checkpoint()
+        return await self._harness.session.context(self.id, cutoff)
 
     async def open_submissions(self) -> list[Submission]:
         """Submissions that are queued or placed: after a restart, what is still to be answered."""

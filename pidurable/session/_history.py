@@ -15,6 +15,7 @@ from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Entry
 from pidurable.session import _transcript
+from pidurable.session._context import Exchange, KeptRange, ModelContext
 from pidurable.session._forks import Lineage, is_counted, lineage
 from pidurable.session._rows import stored_entry
 from pidurable.storage import EntryRow, Storage
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _RANGES_CACHED = 1_000
 _PAGE = 1_000
+_LOOP_ENTRIES_MAX = 500
+"""Deriving a context of more entries runs in a thread, so that the loop can go on meanwhile."""
 
 
 class Transcripts:
@@ -31,7 +34,7 @@ class Transcripts:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._ranges: OrderedDict[int, list[Entry]] = OrderedDict()
+        self._ranges: OrderedDict[int, KeptRange] = OrderedDict()
         self._arriving: dict[int, list[list[Entry]]] = {}
         """For each range that is being read: what was published meanwhile."""
 
@@ -41,14 +44,74 @@ class Transcripts:
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
+        return list((await self._kept(conversation_id)).entries)
+
+    async def context(self, conversation_id: int, cutoff: int | None) -> ModelContext:
+        """The context as of the newest entry, or as of an earlier one. Kept like the range.
+
+        Costs O(1) where the last one was asked for since the last head or edit, however many
+        entries came since; O(range) otherwise, and a read of the storage for a cutoff that a newer
+        head has passed.
+        """
+        if cutoff is not None and not (cutoff == 0 or is_id(cutoff)):
+            raise InvalidArgumentError("cutoff", "expected the id of an entry", show(cutoff))
+        while True:
+            kept = await self._kept(conversation_id)
+            if cutoff is not None and not kept.covers(cutoff):
+                return await self._as_of(conversation_id, cutoff)
+            exchange = kept.exchange
+            if exchange is None:
+                base = kept.entries
+                count = len(base)
+                exchange = await self._exchange(base[:count], conversation_id)
+                if not kept.adopt(exchange, base, count):
+                    # A head or an edit came meanwhile.
+                    continue
+            found = exchange.as_of(cutoff)
+            if found is not None:
+                return found
+            # Not as it grew, since an edit came after the cutoff; but all of it is in range.
+            earlier = [entry for entry in kept.entries if entry.id <= (cutoff or 0)]
+            return self._whole(await self._exchange(earlier, conversation_id))
+
+    async def _exchange(self, entries: list[Entry], conversation_id: int) -> Exchange:
+        if len(entries) > _LOOP_ENTRIES_MAX:
+            return await self._session.blocking.run(Exchange, entries, conversation_id)
+        return Exchange(entries, conversation_id)
+
+    async def _as_of(self, conversation_id: int, cutoff: int) -> ModelContext:
+        """The context as of an entry that is older than the newest head, from the storage."""
+        session = self._session
+        end = cutoff + 1
+        chain = [
+            (member, end if bound is None else min(bound, end))
+            for member, bound in self.lineage(conversation_id)
+        ]
+        _, entries = await session.blocking.run(
+            _read_range, session.storage, session.codec, chain, session.line.published_seq
+        )
+        in_range = _transcript.context_range(entries)
+        return self._whole(await self._exchange(in_range, conversation_id))
+
+    @staticmethod
+    def _whole(exchange: Exchange) -> ModelContext:
+        context = exchange.as_of()
+        assert context is not None
+        return context
+
+    async def _kept(self, conversation_id: int) -> KeptRange:
         found = self._ranges.get(conversation_id)
         while found is None:
-            found = await self._derive(conversation_id)
+            entries = await self._derive(conversation_id)
+            # Another reader may have been quicker: its range is the one that is published to.
+            found = self._ranges.get(conversation_id)
+            if found is None and entries is not None:
+                found = KeptRange(entries)
         self._ranges[conversation_id] = found
         self._ranges.move_to_end(conversation_id)
         if len(self._ranges) > _RANGES_CACHED:
             self._ranges.popitem(last=False)
-        return list(found)
+        return found
 
     async def _derive(self, conversation_id: int) -> list[Entry] | None:
         """Read a range; None if it was overtaken and has to be read again."""
@@ -75,14 +138,9 @@ class Transcripts:
         """An entry became durable: keep the range of its conversation, in O(that entry)."""
         for arrived in self._arriving.get(entry.conversation_id, ()):
             arrived.append(entry)
-        current = self._ranges.get(entry.conversation_id)
-        if current is None:
-            return
-        longer = _transcript.extend_range(current, entry)
-        if longer is None:
+        kept = self._ranges.get(entry.conversation_id)
+        if kept is not None and not kept.publish(entry):
             del self._ranges[entry.conversation_id]
-        else:
-            self._ranges[entry.conversation_id] = longer
 
     async def history(
         self, conversation_id: int, *, after: int, before: int | None, limit: int

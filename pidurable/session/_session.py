@@ -29,6 +29,7 @@ from pidurable.records._limits import Settings
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
 from pidurable.session._body import AsyncBody
+from pidurable.session._context import ModelContext
 from pidurable.session._documents import Address, DocState
 from pidurable.session._forks import CONVERSATION_SCOPE, policies_of
 from pidurable.session._history import Transcripts
@@ -317,6 +318,22 @@ class Session:
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
         return await self._transcripts.context_entries(conversation_id)
+
+    async def context(self, conversation_id: int, cutoff: int | None = None) -> ModelContext:
+        """What a model is given of a conversation: a valid exchange, whatever happened.
+
+        Deriving it after one more entry costs O(that entry). Later entries do not change it.
+
+        Args:
+            conversation_id: The conversation.
+            cutoff: As of this entry: the newest head at or before it counts, and nothing after it.
+                None for the newest entry.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+            InvalidArgumentError: The cutoff cannot be the id of an entry.
+        """
+        return await self._transcripts.context(conversation_id, cutoff)
 
     async def history(
         self, conversation_id: int, *, after: int = 0, before: int | None = None, limit: int = 200

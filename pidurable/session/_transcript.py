@@ -5,13 +5,15 @@ starts at the newest entry with a head: that entry, then the entries from its he
 head of their own. `exchange` makes a valid exchange of it, whatever happened:
 
 * every tool result directly follows its call, in call order, whatever was interleaved;
-* a call without a result gets an error result, a result without a call is dropped;
+* a call without a result gets an error result, a result without a call is dropped; in a fork, a
+  call of an ancestor whose result came after the fork point is not known to have one;
 * blank text is left out, or becomes "(no output)" where something must stand;
 * where an answer would follow an answer, or come first, "(no output)" stands as what was asked;
 * assistant messages that were aborted, failed or deferred contribute nothing;
 * a system message preceded only by user messages moves to the front.
 
-The record is never edited: what a provider is sent is built anew, by this one function.
+The record is never edited: what a provider is sent is built from it. `exchange` builds it from
+scratch and is the reference; `_context` keeps what it gives, entry by entry.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ from pidurable.records._messages import (
 NO_OUTPUT = "(no output)"
 INTERRUPTED = (
     "The call was interrupted: no result was recorded. Whether its effect happened is unknown."
+)
+NOT_KNOWN = (
+    "The result of this call is not known in this branch: the conversation was forked before it "
+    "was recorded. Whether its effect happened is unknown."
 )
 
 
@@ -75,9 +81,16 @@ def extend_range(current: list[Entry], entry: Entry) -> list[Entry] | None:
     return [entry, *(e for e in current if e.id >= entry.head and e.head is None)]
 
 
-def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
-    """Make a valid exchange of the entries in range. See the module docstring for the rules."""
+def exchange(entries: Iterable[Entry], *, conversation: int | None = None) -> list[ContextMessage]:
+    """Make a valid exchange of the entries in range. See the module docstring for the rules.
+
+    Args:
+        entries: The range, in order.
+        conversation: Whose context it is: calls in entries of another conversation are those of an
+            ancestor. None takes all entries for its own.
+    """
     ordered = list(entries)
+    inherited = {e.id for e in ordered if conversation not in (None, e.conversation_id)}
     flat = _flatten(ordered)
     results: dict[tuple[int, int], ContextMessage] = {}
     for item in flat:
@@ -94,8 +107,8 @@ def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
                 continue
             if item.entry in called:
                 # A call is known by its entry, which has one answer; a second one only speaks.
-                message = _without_calls(message)
-            kept = _assistant(message)
+                message = without_calls(message)
+            kept = sendable_answer(message)
             if kept is None:
                 continue
             if message.tool_calls:
@@ -103,29 +116,41 @@ def exchange(entries: Iterable[Entry]) -> list[ContextMessage]:
             out.append(ContextMessage(kept, item.entry))
             for index, call in enumerate(message.tool_calls):
                 found = results.get((item.entry, index))
-                out.append(_result(found, item.entry, index, call, message.at_us))
+                if found is None:
+                    text = NOT_KNOWN if item.entry in inherited else INTERRUPTED
+                    out.append(missing_result(item.entry, index, call, message.at_us, text))
+                else:
+                    out.append(sendable_result(found, call.name))
         elif isinstance(message, UserMessage):
-            blocks = _visible(message.blocks)
-            if blocks:
-                out.append(ContextMessage(attrs.evolve(message, blocks=blocks), item.entry))
+            said = sendable_user(message)
+            if said is not None:
+                out.append(ContextMessage(said, item.entry))
         else:
             out.append(item)
     return _alternating(_system_first(out))
 
 
-def _flatten(entries: Sequence[Entry]) -> list[ContextMessage]:
-    edits: dict[int, tuple[Message, ...] | None] = {}
+def newest_edits(entries: Iterable[Entry]) -> dict[int, tuple[Message, ...]]:
+    """What the edits of a range put in the place of their targets' messages; () leaves one out."""
+    edits: dict[int, tuple[Message, ...]] = {}
     # The entry with the head comes first in the range, and its edits are the newest all the same.
     for entry in sorted(entries, key=lambda entry: entry.id):
         for edit in entry.edits:
-            edits[edit.target] = edit.messages
+            edits[edit.target] = edit.messages or ()
+    return edits
+
+
+def _flatten(entries: Sequence[Entry]) -> list[ContextMessage]:
+    edits = newest_edits(entries)
     flat: list[ContextMessage] = []
     for entry in entries:
-        messages = entry.messages
-        if entry.id in edits:
-            messages = edits[entry.id] or ()
+        edited = edits.get(entry.id)
+        messages = entry.messages if edited is None else edited
         flat.extend(ContextMessage(message, entry.id) for message in messages)
     return flat
+
+
+# --- one message, as it may be sent -----------------------------------------------------------
 
 
 def _blank(block: Block) -> bool:
@@ -136,46 +161,61 @@ def _visible(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(block for block in blocks if not _blank(block))
 
 
-def _without_calls(message: AssistantMessage) -> AssistantMessage:
+def sendable_user(message: UserMessage) -> UserMessage | None:
+    """The message as it may be sent, or None if nothing would be left of it."""
+    blocks = _visible(message.blocks)
+    return attrs.evolve(message, blocks=blocks) if blocks else None
+
+
+def without_calls(message: AssistantMessage) -> AssistantMessage:
+    """What the message says, without the calls that it makes."""
     blocks = tuple(block for block in message.blocks if not isinstance(block, ToolCallBlock))
     return attrs.evolve(message, blocks=blocks)
 
 
-def _assistant(message: AssistantMessage) -> AssistantMessage | None:
+def sendable_answer(message: AssistantMessage) -> AssistantMessage | None:
     """The message as it may be sent, or None if nothing would be left of it."""
     blocks = _visible(message.blocks)
     if not any(isinstance(block, TextBlock | ToolCallBlock) for block in blocks):
         # Thinking alone is no turn; providers refuse a message without content.
         return None
-    if any(
-        isinstance(block, ThinkingBlock) and not block.text and block.opaque is None
+    blocks = tuple(
+        block
         for block in blocks
-    ):
-        blocks = tuple(
-            b
-            for b in blocks
-            if not (isinstance(b, ThinkingBlock) and not b.text and b.opaque is None)
-        )
+        if not isinstance(block, ThinkingBlock) or block.text or block.opaque is not None
+    )
     return attrs.evolve(message, blocks=blocks)
 
 
-def _result(
-    found: ContextMessage | None, entry: int, index: int, call: ToolCallBlock, at_us: int
-) -> ContextMessage:
-    if found is None:
-        missing = ToolResultMessage(
-            call=(entry, index),
-            name=call.name,
-            blocks=(TextBlock(text=INTERRUPTED),),
-            is_error=True,
-            at_us=at_us,
-            code="interrupted",
-        )
-        return ContextMessage(missing, entry)
+def sendable_result(found: ContextMessage, name: str) -> ContextMessage:
+    """A result under the name that was called; one that says nothing says so."""
     assert isinstance(found.message, ToolResultMessage)
     blocks = _visible(found.message.blocks) or (TextBlock(text=NO_OUTPUT),)
-    message = attrs.evolve(found.message, blocks=blocks, name=call.name)
-    return ContextMessage(message, found.entry)
+    return ContextMessage(attrs.evolve(found.message, blocks=blocks, name=name), found.entry)
+
+
+def missing_result(
+    entry: int, index: int, call: ToolCallBlock, at_us: int, text: str
+) -> ContextMessage:
+    """What stands where a call has no result."""
+    missing = ToolResultMessage(
+        call=(entry, index),
+        name=call.name,
+        blocks=(TextBlock(text=text),),
+        is_error=True,
+        at_us=at_us,
+        code="interrupted",
+    )
+    return ContextMessage(missing, entry)
+
+
+def stand_in(message: AssistantMessage, entry: int) -> ContextMessage:
+    """What stands before an answer that nothing was asked before."""
+    said = UserMessage(blocks=(TextBlock(text=NO_OUTPUT),), at_us=message.at_us)
+    return ContextMessage(said, entry)
+
+
+# --- the whole --------------------------------------------------------------------------------
 
 
 def _system_first(messages: list[ContextMessage]) -> list[ContextMessage]:
@@ -197,8 +237,7 @@ def _alternating(messages: list[ContextMessage]) -> list[ContextMessage]:
         if isinstance(message, AssistantMessage) and (
             last is None or (isinstance(last, AssistantMessage) and not last.tool_calls)
         ):
-            stand_in = UserMessage(blocks=(TextBlock(text=NO_OUTPUT),), at_us=message.at_us)
-            out.append(ContextMessage(stand_in, item.entry))
+            out.append(stand_in(message, item.entry))
         if not isinstance(message, SystemMessage):
             last = message
         out.append(item)

@@ -26,6 +26,7 @@ from pidurable.agent._services import AgentChange
 from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import ModelError, NotFoundError, UnansweredError
 from pidurable.harness._open import open_harness
+from pidurable.records._entries import Edit
 from pidurable.records._limits import Settings
 from pidurable.records._messages import (
     AssistantMessage,
@@ -629,6 +630,65 @@ async def test_a_reset_in_the_middle_ends_the_run(autojump_clock: MockClock) -> 
         outcome = await submission.wait()
 
     assert (outcome.status, outcome.reason) == ("unanswered", "reset")
+
+
+async def test_a_request_that_is_resumed_is_the_one_that_was_fixed(
+    autojump_clock: MockClock,
+) -> None:
+    """A head that a host appends before the restart is for the next request, not for this one."""
+    world = World("earlier", Step(text=tuple("abcdef"), delay=1.0), "later")
+
+    async with world.open() as harness:
+        await ask(harness, "first", "r1")
+        root = await harness.root()
+        await root.submit("go", request_id="r2")
+        await trio.sleep(3.5)
+    fixed = world.model.requests[-1]
+    async with world.open() as harness:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            tx.append(root.id, kind="host.reset", head=0)
+        resumed = await ask(harness, "go", "r2")
+        again = world.model.requests[-1]
+        await ask(harness, "after", "r3")
+        later = world.model.requests[-1]
+        await verify(world, harness)
+
+    assert resumed.text == "abcdef"
+    assert [text_of(item.message) for item in fixed.messages] == ["first", "earlier", "go"]
+    assert again == fixed
+    # What the model has been told before the reset it is told again.
+    assert later.system == fixed.system
+    assert [text_of(item.message) for item in later.messages][-1] == "after"
+    assert "go" not in [text_of(item.message) for item in later.messages]
+
+
+async def test_what_an_edit_has_left_out_of_the_prompt_is_told_again(
+    autojump_clock: MockClock,
+) -> None:
+    """The prompt is what the context says, so that an edited one is made complete."""
+    world = World("one", "two")
+
+    async with world.open() as harness:
+        root = await harness.root(agent=None)
+        await root.configure(AgentChange(instructions="be brief"))
+        await ask(harness, "go", "r1")
+        (told,) = [e for e in await root.history() if e.kind == "pi.system"]
+        async with harness.commit() as tx:
+            tx.append(root.id, kind="host.edit", edits=[Edit(target=told.id)])
+        await ask(harness, "more", "r2")
+        (first, second) = world.model.requests
+        await verify(world, harness)
+
+    assert "be brief" in first.system
+    assert first.tools == second.tools
+    assert "be brief" in second.system + "".join(
+        text
+        for item in second.messages
+        if isinstance(item.message, SystemMessage)
+        for text in item.message.sections.values()
+        if text
+    )
 
 
 # --- what the model is told ---------------------------------------------------------------------

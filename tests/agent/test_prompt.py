@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._prompt import (
     Told,
-    asks_something,
     build_request,
     declare,
     difference,
@@ -39,6 +38,7 @@ from pidurable.records._messages import (
     UserMessage,
 )
 from pidurable.registry import Extension, LocalEnv, Registry, section, tool
+from pidurable.session._context import context_of
 
 
 def entry(id: int, *messages: Message, head: int | None = None) -> Entry:
@@ -80,7 +80,8 @@ def declaration(name: str, description: str = "d") -> ToolDeclaration:
 
 def request(*entries: Entry, cutoff: int = 100) -> ModelRequest:
     """The request for these entries."""
-    return build_request(entries, model="scripted/m", thinking=None, cutoff=cutoff)
+    context = context_of(e for e in entries if e.id <= cutoff)
+    return build_request(context, model="scripted/m", thinking=None)
 
 
 # --- what was told ------------------------------------------------------------------------------
@@ -102,10 +103,10 @@ def test_replaying_what_was_told_gives_what_holds(
     entries: list[Entry] = []
     for number, (sections, names) in enumerate(states, start=1):
         tools = {name: declaration(name) for name in sorted(names)}
-        message = difference(told_by(entries), sections, tools, at_us=0)
+        message = difference(told_by(context_of(entries)), sections, tools, at_us=0)
         if message is not None:
             entries.append(entry(number, message))
-        told = told_by(entries)
+        told = told_by(context_of(entries))
         assert told.sections == sections
         assert told.tools == tools
         assert difference(told, sections, tools, at_us=0) is None
@@ -234,10 +235,10 @@ def test_a_context_without_input_asks_nothing() -> None:
     """System messages alone, or results whose calls are out of range, are no request."""
     system = entry(1, SystemMessage(sections={"s": "x"}, at_us=0))
 
-    assert not asks_something([])
-    assert not asks_something([system])
-    assert not asks_something([system, entry(2, result(9, 0, "look"))])
-    assert asks_something([system, entry(3, user("x"))])
+    assert not context_of([]).asks_something
+    assert not context_of([system]).asks_something
+    assert not context_of([system, entry(2, result(9, 0, "look"))]).asks_something
+    assert context_of([system, entry(3, user("x"))]).asks_something
 
 
 class Blobs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -11,23 +10,17 @@ import pytest
 import trio
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from session_support import HeldBlocking, Note, commit_note, new_conversation, open_test_session
+from transcript_support import answer, check_sendable, entry, histories, result, shown, system, user
 from trio.testing import wait_all_tasks_blocked
 
-from pidurable.agent._models import ModelRequest, RequestMessage
-from pidurable.agent._strict import check_request
 from pidurable.errors import InvalidArgumentError, NotFoundError, NotJsonError
 from pidurable.records._entries import Edit, Entry
 from pidurable.records._messages import (
-    AssistantMessage,
     AssistantStatus,
-    Block,
-    Message,
-    SystemMessage,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
     ToolResultMessage,
-    Usage,
     UserMessage,
 )
 from pidurable.session._session import Session
@@ -35,68 +28,11 @@ from pidurable.session._transaction import Transaction
 from pidurable.session._transcript import (
     INTERRUPTED,
     NO_OUTPUT,
-    ContextMessage,
     context_range,
     exchange,
     extend_range,
 )
 from pidurable.storage import ConversationRow, MemoryStorage, Op
-
-
-def user(text: str) -> UserMessage:
-    return UserMessage(blocks=(TextBlock(text=text),), at_us=1)
-
-
-def answer(
-    text: str = "", calls: Sequence[str] = (), *, status: AssistantStatus = "complete"
-) -> AssistantMessage:
-    blocks: list[Block] = [TextBlock(text=text)] if text else []
-    blocks += [ToolCallBlock(name=name, arguments={}) for name in calls]
-    return AssistantMessage(
-        blocks=tuple(blocks),
-        status=status,
-        stop_reason="stop",
-        model="m",
-        usage=Usage(),
-        at_us=1,
-    )
-
-
-def result(entry: int, index: int, text: str = "done") -> ToolResultMessage:
-    return ToolResultMessage(
-        call=(entry, index), name="t", blocks=(TextBlock(text=text),), is_error=False, at_us=1
-    )
-
-
-def system(text: str) -> SystemMessage:
-    return SystemMessage(sections={"s": text}, at_us=1)
-
-
-def entry(
-    id: int, *messages: Message, head: int | None = None, edits: tuple[Edit, ...] = ()
-) -> Entry:
-    return Entry(
-        id=id, conversation_id=1, seq=id, kind="k", messages=messages, head=head, edits=edits
-    )
-
-
-def shown(items: Sequence[ContextMessage]) -> list[str]:
-    """Who speaks and what, in short."""
-    out: list[str] = []
-    for item in items:
-        message = item.message
-        if isinstance(message, SystemMessage):
-            out.append(f"system {message.sections['s']}")
-            continue
-        text = "".join(b.text for b in message.blocks if isinstance(b, TextBlock))
-        if isinstance(message, ToolResultMessage):
-            out.append(f"result {message.call} {text}")
-        elif isinstance(message, AssistantMessage):
-            out.append(f"answer {text}")
-        else:
-            out.append(f"user {text}")
-    return out
-
 
 # --- the range --------------------------------------------------------------------------------
 
@@ -251,67 +187,12 @@ def test_something_stands_where_an_answer_would_follow_an_answer() -> None:
     assert shown(messages) == expected
 
 
-MESSAGES = st.one_of(
-    st.builds(user, st.sampled_from(["hello", " ", ""])),
-    st.builds(
-        answer,
-        st.sampled_from(["text", " ", ""]),
-        st.lists(st.sampled_from(["a", "b"]), max_size=3),
-        status=st.sampled_from(["complete", "complete", "aborted", "failed", "deferred"]),
-    ),
-    st.builds(result, st.integers(1, 14), st.integers(0, 2), st.sampled_from(["ok", " ", ""])),
-    st.builds(system, st.sampled_from(["s", "t"])),
-)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[Entry]:
-    entries: list[Entry] = []
-    for id in range(1, draw(st.integers(0, 14)) + 1):
-        edits = draw(
-            st.lists(
-                st.builds(
-                    Edit,
-                    target=st.integers(1, id),
-                    messages=st.none() | st.lists(MESSAGES, max_size=2).map(tuple),
-                ),
-                max_size=1,
-            )
-        )
-        entries.append(
-            entry(
-                id,
-                *draw(st.lists(MESSAGES, max_size=2)),
-                head=draw(st.one_of(st.none(), st.none(), st.integers(1, id))),
-                edits=tuple(edits),
-            )
-        )
-    return entries
-
-
 @given(histories())
 @hypothesis_settings(max_examples=80, deadline=None)
 def test_the_exchange_is_one_that_a_strict_provider_takes(entries: list[Entry]) -> None:
     """Whatever is in the transcript, the strictest provider takes the exchange with a question."""
     # C001, C002, C003, C065
-    messages = exchange(context_range([*entries, entry(99, user("and now?"))]))
-    request = ModelRequest(
-        model="m",
-        messages=tuple(
-            RequestMessage(
-                message=item.message,
-                entry=item.message.call[0]
-                if isinstance(item.message, ToolResultMessage)
-                else item.entry,
-            )
-            for item in messages
-        ),
-        tools=(),
-        system="",
-        thinking=None,
-        options=None,
-    )
-    check_request(request)
+    check_sendable(exchange(context_range([*entries, entry(99, user("and now?"))])))
 
 
 # --- through a session ------------------------------------------------------------------------
