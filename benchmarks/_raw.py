@@ -76,6 +76,9 @@ class Table:
     def median(self, name: str) -> float:
         return statistics.median(self._rounds[name])
 
+    def mean(self, name: str) -> float:
+        return statistics.fmean(self._rounds[name])
+
     def ratio(self, name: str, reference: str) -> float:
         """The median of the ratios of the rounds, which is steadier than the ratio of medians."""
         pairs = zip(self._rounds[name], self._rounds[reference], strict=True)

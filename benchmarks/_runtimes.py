@@ -76,6 +76,15 @@ class Seed:
         self._next_id += 1
         return self._next_id - 1
 
+    @property
+    def seq(self) -> int:
+        """The sequence number of the next batch."""
+        return self._seq + 1
+
+    def checkpoint(self) -> None:
+        """Move the log into the file."""
+        self._storage.checkpoint()
+
     def apply(self, writes: list[tuple[Op, tuple[Any, ...]]], *, clean: bool = False) -> None:
         self._seq += 1
         self._storage.apply(
@@ -99,7 +108,7 @@ class Seed:
             # Neighbours of one kind share a statement, in the writer as in a commit.
             writes.sort(key=lambda write: write[0])
             self.apply(writes)
-            self._storage.checkpoint()
+            self.checkpoint()
 
     def close(self) -> None:
         """Leave the store as a clean close does."""
