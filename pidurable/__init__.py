@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         Usage as Usage,
         UserMessage as UserMessage,
     )
+    from pidurable.records._readonly import JsonArray as JsonArray, JsonObject as JsonObject
     from pidurable.records._submissions import SubmissionRecord as SubmissionRecord
     from pidurable.records._tasks import (
         ErrorInfo as ErrorInfo,
@@ -124,8 +125,10 @@ if TYPE_CHECKING:
         wrap_tool as wrap_tool,
     )
     from pidurable.session._context import ModelContext as ModelContext
+    from pidurable.session._document_watch import DocumentView as DocumentView
     from pidurable.session._documents import document as document
     from pidurable.session._transcript import ContextMessage as ContextMessage
+    from pidurable.session._watch import Frame as Frame, Watch as Watch
     from pidurable.tasks._committed import CommittedState as CommittedState
     from pidurable.tasks._context import TaskContext as TaskContext
     from pidurable.tasks._definition import (
@@ -225,6 +228,10 @@ _HOMES = {
         "Usage",
         "UserMessage",
     ),
+    "pidurable.records._readonly": (
+        "JsonArray",
+        "JsonObject",
+    ),
     "pidurable.records._submissions": ("SubmissionRecord",),
     "pidurable.records._tasks": (
         "ErrorInfo",
@@ -262,6 +269,11 @@ _HOMES = {
     "pidurable.session._context": ("ModelContext",),
     "pidurable.session._documents": ("document",),
     "pidurable.session._transcript": ("ContextMessage",),
+    "pidurable.session._document_watch": ("DocumentView",),
+    "pidurable.session._watch": (
+        "Frame",
+        "Watch",
+    ),
     "pidurable.tasks._committed": ("CommittedState",),
     "pidurable.tasks._context": ("TaskContext",),
     "pidurable.tasks._definition": (

@@ -37,8 +37,10 @@ from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
 from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
 from pidurable.registry import Registry
+from pidurable.session._document_watch import DocumentView
 from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
+from pidurable.session._watch import Watch
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._explain import Explanation, explain
 from pidurable.tasks._inspect import InspectedTask, inspect_page
@@ -48,6 +50,7 @@ from pidurable.tasks._runtime import Runtime
 from pidurable.tasks._task_record import task_record
 from pidurable.tasks._transaction import TreeTransaction
 
+DocT = TypeVar("DocT")
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
 
@@ -253,6 +256,29 @@ class Harness:
         return await self._runtime.commit(lift)
 
     # --- looking -------------------------------------------------------------------------
+
+    def watch(
+        self, cls: type[DocT], scope_id: int = 0, *, key: str = ""
+    ) -> AbstractAsyncContextManager[Watch[DocumentView[DocT] | None]]:
+        """Watch a document: its committed value, then one frame for each commit that changes it.
+
+        `async with harness.watch(Todos, id) as watch`, then `watch.value` and
+        `async for frame in watch`. Where there is no document the value is None, and its creation
+        is the first frame. Its retirement is the last one, with the value None: what is created at
+        the same address later is another document. Watching slows no commit, and starts nothing.
+
+        Args:
+            cls: A class declared with `@document`.
+            scope_id: The conversation or task it belongs to; not needed for the session's.
+            key: Which one of a family.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+            DocumentTooNewError: A newer version of the class has written it; update this program.
+            MigrationError: `migrate` could not read what is stored.
+            NestedCommitError: It is called in the body of a commit; watch before or after it.
+        """
+        return self.session.watch(cls, scope_id, key=key)
 
     def explain(self, task_id: int) -> Explanation:
         """Say in one line why a task is where it is, and what moves it next.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import trio
@@ -30,6 +30,7 @@ from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
 from pidurable.session._body import AsyncBody
 from pidurable.session._context import ModelContext
+from pidurable.session._document_watch import DocumentView, DocumentWatches
 from pidurable.session._documents import Address, DocState
 from pidurable.session._forks import CONVERSATION_SCOPE, policies_of
 from pidurable.session._history import Transcripts
@@ -50,6 +51,7 @@ from pidurable.session._seams import (
 from pidurable.session._service import Services
 from pidurable.session._staged import Participant, Staged
 from pidurable.session._transaction import Transaction
+from pidurable.session._watch import Watch
 from pidurable.session._writer import BatchWriter
 from pidurable.storage import Batch, EntryRow, HolderClaim, Op, Storage
 
@@ -120,6 +122,7 @@ class Session:
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
         self._docs: OrderedDict[Address, DocState | None] = OrderedDict()
         self._transcripts = Transcripts(self)
+        self._watches = DocumentWatches(self)
         self._services = Services(self)
         self._staged = Staged()
         self._refusing = False
@@ -254,8 +257,22 @@ class Session:
         if address in self._docs:
             return self._docs[address]
         state = _documents.load(self.storage, address)
-        self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+        if not self.line.storing:
+            # Else it may be of a batch that is durable and not published yet. What is kept is as
+            # published, since a watch that begins with it is told of that batch afterwards.
+            self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
         return state
+
+    def has_docs(self, addresses: Iterable[Address]) -> bool:
+        """Whether all of some documents are in memory, as published."""
+        return all(address in self._docs for address in addresses)
+
+    async def load_docs(self, addresses: Iterable[Address]) -> None:
+        """Have documents in memory as published. For `async with` bodies, which hold the line."""
+        for address in addresses:
+            if address not in self._docs:
+                state = await self.blocking.run(_documents.load, self.storage, address)
+                self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
 
     def doc_value(self, address: Address) -> Any:
         state = self.doc(address)
@@ -290,6 +307,15 @@ class Session:
         state = await self.blocking.run(_documents.load_as_of, self.storage, address, row.seq)
         found: DocT | None = self._decoded(definition, state)
         return found
+
+    def watch(
+        self, cls: type[DocT], scope_id: int = 0, *, key: str = ""
+    ) -> AbstractAsyncContextManager[Watch[DocumentView[DocT] | None]]:
+        """Watch a document: its committed value, then one frame for each commit that changes it.
+
+        See `Harness.watch` for what it raises.
+        """
+        return self._watches.watch(cls, scope_id, key)
 
     def _decoded(self, definition: _documents.DocumentDefinition, state: DocState | None) -> Any:
         if state is None:
@@ -377,6 +403,8 @@ class Session:
             if tx.docs:
                 for address, state in tx.docs.items():
                     self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+                if self._watches.hubs:
+                    self._watches.publish(tx)
             for entry in tx.entries:
                 self._transcripts.publish(entry)
             for participant in participants:
@@ -391,6 +419,7 @@ class Session:
     def poisoned(self, error: SessionPoisonedError) -> None:
         for participant in self.participants:
             participant.poisoned(error)
+        self._watches.end(error)
 
     def refusing(self, refusing: bool) -> None:
         if refusing != self._refusing:
@@ -414,6 +443,7 @@ class Session:
         """Let accepted commits finish, store the closing mark, close the storage. Shielded."""
         with trio.CancelScope(shield=True):
             await self.line.drain()
+            self._watches.end()
             try:
                 if self.line.poison is None:
                     batch = Batch(

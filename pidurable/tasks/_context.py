@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from pidurable.records._limits import Settings
     from pidurable.registry._env import Env
     from pidurable.registry._snapshot import RegistrySnapshot
+    from pidurable.session._document_watch import DocumentView
+    from pidurable.session._watch import Watch
     from pidurable.tasks._host import Host
     from pidurable.tasks._run import Phase
     from pidurable.tasks._runtime import Runtime
 
 InputT = TypeVar("InputT")
 CheckpointT = TypeVar("CheckpointT")
+DocT = TypeVar("DocT")
 ResultT = TypeVar("ResultT")
 ChildInputT = TypeVar("ChildInputT")
 ChildResultT = TypeVar("ChildResultT")
@@ -366,6 +369,26 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         """
         check_is_list(ids, "ids")
         return [self._runtime.outcome(id) for id in ids]
+
+    def watch(
+        self, cls: type[DocT], scope_id: int | None = None, *, key: str = ""
+    ) -> AbstractAsyncContextManager[Watch[DocumentView[DocT] | None]]:
+        """Watch a document in memory, for as long as the phase runs: `Harness.watch`.
+
+        A restart begins the phase again and with it the watch; a task that is to hold no memory
+        while it waits uses `wait(signals=True)`.
+
+        Args:
+            cls: A class declared with `@document`.
+            scope_id: The conversation or task it belongs to; the task's own, or itself, where
+                None. Not needed for the session's.
+            key: Which one of a family.
+
+        Raises:
+            InvalidArgumentError: `cls` is no document class, `scope_id` no id, or the key is wrong.
+        """
+        own = self.snapshot._scope_id(cls, scope_id)
+        return self._runtime.session.watch(cls, own, key=key)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in memory; a restart begins the phase again. `wait(deadline=)` is durable."""
