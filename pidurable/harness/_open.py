@@ -135,6 +135,53 @@ class Harness:
         """
         return self._runtime.open_commit()
 
+    # --- documents -----------------------------------------------------------------------
+
+    def snapshot(self, cls: type[DocT], scope_id: int = 0, *, key: str = "") -> DocT | None:
+        """The committed value of a document, a copy of your own; None where there is none.
+
+        Never creates, and migrates in memory only. The first look at a document that is not in
+        memory reads the storage in the loop: its newest base and at most 256 changes.
+
+        Args:
+            cls: A class declared with `@document`.
+            scope_id: The conversation or task it belongs to; not needed for the session's.
+            key: Which one of a family.
+
+        Raises:
+            InvalidArgumentError: The scope id is no id, or a key is missing or not wanted.
+            DocumentTooNewError: It was written by a newer version of the class.
+            MigrationError: `migrate` could not read what is stored.
+            NotJsonError: What is stored does not fit the class; the path says where.
+        """
+        return self.session.snapshot(cls, scope_id, key=key)
+
+    async def snapshot_as_of(
+        self, cls: type[DocT], conversation_id: int, entry_id: int, *, key: str = ""
+    ) -> DocT | None:
+        """The value that a rewindable document had after the commit of an entry.
+
+        None where there was none then; one that was retired since, or made anew, is found as it
+        was. An entry that a fork shares with its parent shows the parent's document.
+
+        Args:
+            cls: A class declared with `@document(history="rewindable")`.
+            conversation_id: The conversation it belongs to.
+            entry_id: An entry of that conversation's history.
+            key: Which one of a family.
+
+        Raises:
+            InvalidArgumentError: The document is not rewindable.
+            NotFoundError: No such conversation, the entry is not in its history, or the document
+                was not rewindable then, so that its value was not kept.
+            DocumentTooNewError: It was written by a newer version of the class.
+            MigrationError: `migrate` could not read what is stored.
+            NotJsonError: What is stored does not fit the class; the path says where.
+        """
+        return await self.session.snapshot_as_of(cls, conversation_id, entry_id, key=key)
+
+    # --- tasks ---------------------------------------------------------------------------
+
     async def wait_for_task(
         self,
         task_id: TaskId[ResultT],

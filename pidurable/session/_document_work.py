@@ -32,6 +32,7 @@ from pidurable.session._documents import (
     Terms,
 )
 from pidurable.session._forks import CONVERSATION_SCOPE, Fork, policies_of
+from pidurable.session._seams import logger
 from pidurable.storage import Op
 
 if TYPE_CHECKING:
@@ -174,13 +175,17 @@ class DocumentWork:
         Raises:
             DocumentTooNewError: It was written by a newer version of the class.
             MigrationError: `migrate` could not read what is stored.
+            NotJsonError: What is stored does not fit the class. It can still be patched or retired.
+            InvalidArgumentError: This commit has a draft of it already, as another class.
         """
         self._check_open()
         address = self._address(cls, scope_id, key)
+        definition = _documents.definition_of(cls)
         for draft in self._drafts:
             if draft.address == address:
+                if draft.definition is not definition:
+                    _refuse_second_class(definition, draft.definition)
                 return draft.value  # type: ignore[no-any-return]
-        definition = _documents.definition_of(cls)
         await self._session.fetch_doc(address)
         self._check_open()
         before = self._today(definition, address)
@@ -319,7 +324,12 @@ class DocumentWork:
     def _drafted_as_of(self, address: Address, seq: int) -> tuple[Terms, Any] | None:
         if seq == self.seq:
             return self._drafted(address)
-        state = self._session.staged_doc_as_of(address, seq)
+        try:
+            state = self._session.staged_doc_as_of(address, seq)
+        except NotFoundError as unkept:
+            # Its class had another history policy then. That is no reason to fork nothing.
+            logger.warning("a fork starts without a document: %s", unkept)
+            return None
         return None if state is None else (state.terms, state.value)
 
     def _copy_documents(self, fork: Fork) -> None:
@@ -366,7 +376,7 @@ class DocumentWork:
         for address, state in self._retired.items():
             self.docs[address] = None
             self.doc_changes.append(DocChange(address, state.value, None, []))
-            self.writes.append((Op.DOCUMENT_RETIRE, (state.id,)))
+            self.writes.append((Op.DOCUMENT_RETIRE, (state.id, self.seq)))
         for address, pending in self._pending.items():
             self._store(address, pending)
 
@@ -414,7 +424,7 @@ class DocumentWork:
                 state,
                 pending.ops,
                 pending.value,
-                version=pending.terms.version,
+                terms=pending.terms,
                 seq=self.seq,
                 settings=session.settings,
             )
@@ -445,3 +455,13 @@ def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
             fields["value"] = _json.check_json(fields["value"], path)
         copied.append(fields)
     return copied
+
+
+def _refuse_second_class(asked: DocumentDefinition, held: DocumentDefinition) -> None:
+    """Two drafts of one document would each overwrite what the other changed."""
+    raise InvalidArgumentError(
+        "cls",
+        f"this commit has a draft of document {held.name!r} as {held.cls.__qualname__} "
+        f"(version {held.version}); ask for it as that, or in another commit",
+        f"{asked.cls.__qualname__} (version {asked.version})",
+    )

@@ -10,6 +10,7 @@ documents drop what is before their newest base; `rewindable` ones keep everythi
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ from pidurable.errors import (
     DocumentTooNewError,
     InvalidArgumentError,
     MigrationError,
+    NotFoundError,
     NotJsonError,
     StorageCorruptError,
     check,
@@ -138,6 +140,9 @@ class DocState:
     base_bytes: int
     delta_bytes: int
     deltas: int
+    bytes_bound: int
+    """The value takes at most so many bytes: its size when it was last measured, and what was added
+    to it since."""
 
     @property
     def terms(self) -> Terms:
@@ -185,12 +190,28 @@ def load(storage: Storage, address: Address) -> DocState | None:
     return _materialised(storage, row, address, storage.revisions(row.id))
 
 
-def load_as_of(storage: Storage, address: Address, seq: int) -> DocState | None:
-    """Read a document as it was after a commit; None if it was created later."""
-    row = storage.document(*address)
-    if row is None or row.created_seq > seq:
+def load_as_of(storage: Storage, address: Address, seq: int, *, moment: str) -> DocState | None:
+    """Read a document of a conversation as it was after a commit; None if none was there then.
+
+    Args:
+        moment: What a message calls the commit.
+
+    Raises:
+        NotFoundError: It was there, and what it held was not kept: it was not rewindable then.
+    """
+    row = storage.document_as_of(address.scope_id, address.name, address.key, seq=seq)
+    if row is None:
         return None
-    return _materialised(storage, row, address, storage.revisions(row.id, upto_seq=seq))
+    revisions = storage.revisions(row.id, upto_seq=seq)
+    if not revisions and storage.revisions(row.id):
+        raise NotFoundError(
+            "past value",
+            f"of document {row.name!r} as of {moment}",
+            f"Document {row.id} (conversation {row.scope_id}) was written with history='latest' "
+            "then, which keeps no past; what has been written since its class says 'rewindable' "
+            "can be read.",
+        )
+    return _materialised(storage, row, address, revisions)
 
 
 def _materialised(
@@ -211,6 +232,7 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
     value: Any = None
     base_bytes = delta_bytes = deltas = 0
     version = 1
+    copied = False
     check(
         bool(revisions) and bool(revisions[0].base),
         f"document {row.id} ({address.name}) has no base to begin with",
@@ -222,13 +244,18 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
             value = parsed
             base_bytes = _bytes_of(revision.value)
             delta_bytes = deltas = 0
+            copied = False
         else:
             value = _patch.apply(value, parsed)
+            copied = copied or _copies(parsed)
             delta_bytes += _bytes_of(revision.value)
             deltas += 1
-    return DocState(
-        row.id, address, version, row.history, row.fork, value, base_bytes, delta_bytes, deltas
-    )
+    bound = base_bytes + delta_bytes
+    if copied:
+        # What a copy adds is not in the operations.
+        bound = _bytes_of(_json.dumps(value, path=f"$<{address.name}>"))
+    terms = Terms(version, row.history, row.fork)
+    return DocState(row.id, address, *terms, value, base_bytes, delta_bytes, deltas, bound)
 
 
 Rows = list[tuple[Op, tuple[Any, ...]]]
@@ -248,7 +275,7 @@ def create(
     size = _bytes_of(text)
     _check_size(address, size, settings)
     _report_size(address, 0, size, settings)
-    state = DocState(id, address, *terms, value, size, 0, 0)
+    state = DocState(id, address, *terms, value, size, 0, 0, size)
     row = DocumentRow(
         id,
         address.name,
@@ -258,6 +285,7 @@ def create(
         state.history,
         state.fork,
         seq,
+        None,
     )
     return state, [
         (Op.DOCUMENT, row),
@@ -266,40 +294,52 @@ def create(
 
 
 def change(
-    state: DocState, ops: list[Any], value: Any, *, version: int, seq: int, settings: Settings
+    state: DocState, ops: list[Any], value: Any, *, terms: Terms, seq: int, settings: Settings
 ) -> tuple[DocState, Rows]:
-    """The document after `ops`, which made `value` of it, and the rows that store the step."""
+    """The document after `ops`, which made `value` of it, and the rows that store the step.
+
+    It is stored with the terms of the class that changed it, so that a new history or fork policy
+    counts from the next change on.
+    """
     path = f"$<{state.address.name}>"
-    if version == state.version and state.deltas < DELTAS_MAX:
+    rows: Rows = []
+    if terms[1:] != state.terms[1:]:
+        rows.append((Op.DOCUMENT_TERMS, (state.id, terms.history, terms.fork)))
+    if terms.version == state.version and state.deltas < DELTAS_MAX:
         text = _delta_text(ops, path)
         delta_bytes = state.delta_bytes + _bytes_of(text or "")
         if text is not None and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
             # What was added is in the operations, so this bounds the size from above; a copy
             # within the value is the exception.
-            bound = state.base_bytes + delta_bytes
-            if bound > settings.document_bytes_max or any(op["op"] == "copy" for op in ops):
-                _check_size(state.address, _bytes_of(_json.dumps(value, path=path)), settings)
+            bound = state.bytes_bound + _bytes_of(text)
+            if bound > settings.document_bytes_max or _copies(ops):
+                bound = _bytes_of(_json.dumps(value, path=path))
+                _check_size(state.address, bound, settings)
             after = DocState(
                 state.id,
                 state.address,
-                version,
-                state.history,
-                state.fork,
+                *terms,
                 value,
                 state.base_bytes,
                 delta_bytes,
                 state.deltas + 1,
+                bound,
             )
-            return after, [(Op.REVISION, RevisionRow(state.id, seq, 0, version, text))]
+            rows.append((Op.REVISION, RevisionRow(state.id, seq, 0, terms.version, text)))
+            return after, rows
     base = _json.dumps(value, path=path)
     size = _bytes_of(base)
     _check_size(state.address, size, settings)
     _report_size(state.address, state.base_bytes, size, settings)
-    after = DocState(state.id, state.address, version, state.history, state.fork, value, size, 0, 0)
-    rows: Rows = [(Op.REVISION, RevisionRow(state.id, seq, 1, version, base))]
-    if state.history == "latest":
+    after = DocState(state.id, state.address, *terms, value, size, 0, 0, size)
+    rows.append((Op.REVISION, RevisionRow(state.id, seq, 1, terms.version, base)))
+    if terms.history == "latest":
         rows.append((Op.REVISIONS_DELETE, (state.id, seq)))
     return after, rows
+
+
+def _copies(ops: list[Any]) -> bool:
+    return any(op["op"] == "copy" for op in ops)
 
 
 def _delta_text(ops: list[Any], path: str) -> str | None:
@@ -348,7 +388,22 @@ def migrated(definition: DocumentDefinition, value: Any, version: int) -> Any:
             f"document {definition.name!r}",
             f"it has version {version} and {definition.cls.__name__} has no migrate()",
         )
+    path = f"$<{definition.name}>"
+    place = f"migrate() of {definition.cls.__name__}, from version {version},"
     try:
-        return migrate(copy.deepcopy(value), version)
-    except Exception as error:
-        raise MigrationError(f"document {definition.name!r}", str(error)) from error
+        returned = migrate(copy.deepcopy(value), version)
+    except Exception as error:  # the code of an extension may raise anything
+        problem = f"{place} raised {show(error)}"
+        raise MigrationError(f"document {definition.name!r}", problem) from error
+    if inspect.iscoroutine(returned):
+        returned.close()
+    if not isinstance(returned, dict):
+        problem = f"{place} returned {show(returned)}; expected the new value, a dict"
+        raise MigrationError(f"document {definition.name!r}", problem)
+    try:
+        # Copied, so that what the code keeps of it can be changed there.
+        checked = _json.check_json(returned, path)
+    except NotJsonError as error:
+        problem = f"{place} returned what cannot be stored: {error}"
+        raise MigrationError(f"document {definition.name!r}", problem) from error
+    return checked

@@ -8,6 +8,7 @@ stands on the session takes part as a `Participant` and in no other way.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,6 +18,7 @@ import trio
 
 from pidurable.errors import (
     HolderLostError,
+    InvalidArgumentError,
     NotFoundError,
     PidurableError,
     SessionPoisonedError,
@@ -188,7 +190,8 @@ class Session:
     def staged_doc_as_of(self, address: Address, seq: int) -> DocState | None:
         """A document of a conversation as it was after a commit, which may be of this batch."""
         if seq <= self.line.published_seq:
-            return _documents.load_as_of(self.storage, address, seq)
+            moment = f"commit {seq}"
+            return _documents.load_as_of(self.storage, address, seq, moment=moment)
         state = self.doc(address)
         for each, changed in self.staged_doc_changes(*address[1:3], upto_seq=seq):
             if each == address:
@@ -198,8 +201,7 @@ class Session:
     def staged_policies_as_of(self, conversation_id: int, seq: int) -> dict[Address, str]:
         """What a fork does with each document that a conversation had after a commit."""
         scope = (CONVERSATION_SCOPE, conversation_id)
-        rows = [row for row in self.storage.documents(*scope) if row.created_seq <= seq]
-        found = policies_of(rows)
+        found = policies_of(self.storage.documents_as_of(conversation_id, seq=seq))
         for address, state in self.staged_doc_changes(*scope, upto_seq=seq):
             if state is None:
                 found.pop(address, None)
@@ -281,6 +283,9 @@ class Session:
     def snapshot(self, cls: type[DocT], scope_id: int = 0, *, key: str = "") -> DocT | None:
         """The committed value of a document, decoded; None where there is none. Never creates."""
         definition = _documents.definition_of(cls)
+        if definition.scope != "session" and not is_id(scope_id):
+            problem = f"document {definition.name!r} belongs to a {definition.scope}; give its id"
+            raise InvalidArgumentError("scope_id", problem, show(scope_id))
         found: DocT | None = self._decoded(
             definition, self.doc(_documents.address(definition, scope_id, key))
         )
@@ -295,7 +300,8 @@ class Session:
 
         Raises:
             InvalidArgumentError: The document is not rewindable.
-            NotFoundError: The entry is not in the history of the conversation.
+            NotFoundError: The entry is not in the history of the conversation, or the document was
+                not rewindable then, so that its value was not kept.
         """
         definition = _documents.definition_of(cls)
         _documents.check_rewindable(definition)
@@ -304,7 +310,12 @@ class Session:
             raise NotFoundError("entry", show(entry_id))
         home = self._transcripts.home_of(conversation_id, entry_id, row.conversation)
         address = _documents.address(definition, home, key)
-        state = await self.blocking.run(_documents.load_as_of, self.storage, address, row.seq)
+        state = await self.blocking.run(
+            functools.partial(_documents.load_as_of, moment=f"entry {entry_id}"),
+            self.storage,
+            address,
+            row.seq,
+        )
         found: DocT | None = self._decoded(definition, state)
         return found
 

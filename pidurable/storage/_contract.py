@@ -46,12 +46,13 @@ class Op(enum.IntEnum):
     SUBMISSION = 16  # SubmissionRow: insert
     SUBMISSION_STATE = 17  # SubmissionStateRow: replace the changing columns
     DOCUMENT = 18  # DocumentRow: insert
-    DOCUMENT_RETIRE = 19  # (document,)
+    DOCUMENT_RETIRE = 19  # (document, seq): it ends with this commit
     REVISION = 20  # RevisionRow: insert
     REVISIONS_DELETE = 21  # (document, seq): delete revisions of the document before this seq
     BLOB = 22  # (sha256 hex, bytes): insert or ignore
     SIGNAL_READ = 23  # (signal id,): no longer unread, but its key stays taken; payload dropped
     OUTCOME_DELETE = 24  # (task,): a task whose fault was parked is let go
+    DOCUMENT_TERMS = 25  # (document, history, fork): what its class says now
 
 
 class ConversationRow(NamedTuple):
@@ -180,6 +181,8 @@ class DocumentRow(NamedTuple):
     history: str  # "latest" | "rewindable"
     fork: str  # "initial" | "current" | "as_of"
     created_seq: int
+    retired_seq: int | None
+    """The commit that ended it; None while it lives."""
 
 
 class RevisionRow(NamedTuple):
@@ -413,8 +416,26 @@ class Storage(Protocol):
         """All living documents of a scope, by id."""
         ...
 
+    def document_as_of(
+        self, conversation: int, name: str, key: str, *, seq: int
+    ) -> DocumentRow | None:
+        """The document of a conversation that lived at this address after a commit.
+
+        That is the newest one created by then, unless it was retired by then.
+        """
+        ...
+
+    def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
+        """All documents of a conversation that lived after a commit, by name and key."""
+        ...
+
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
         """The newest base at or before the seq and the deltas after it, in order."""
         ...
 
     def blob(self, sha256: str) -> bytes | None: ...
+
+
+def lived(row: DocumentRow, seq: int) -> bool:
+    """Whether a document stood at its address after a commit."""
+    return row.created_seq <= seq and (row.retired_seq is None or row.retired_seq > seq)

@@ -39,6 +39,7 @@ from pidurable.storage._contract import (
     SubmissionStateRow,
     TaskRow,
     TaskStateRow,
+    lived,
 )
 from pidurable.storage._holder import LockState, check_free, judge
 from pidurable.storage._memory_checks import check_row
@@ -46,6 +47,7 @@ from pidurable.storage._memory_checks import check_row
 _LAST_ID = 2**63 - 1
 _TERMINAL = 4
 _OPEN = ("queued", "placed")
+_CONVERSATION_SCOPE = 1
 
 
 class _Ids:
@@ -188,6 +190,11 @@ class _Data:
     documents: dict[int, DocumentRow] = attrs.Factory(dict)
     living_documents: dict[tuple[int, int, str, str], int] = attrs.Factory(dict)
     documents_by_scope: _Index = attrs.Factory(_Index)
+    documents_past: dict[tuple[int, str, str, int], int] = attrs.Factory(dict)
+    """Of conversations: what was ever created at an address, by the commit that did."""
+    commits_by_address: _Index = attrs.Factory(_Index)
+    addresses_by_conversation: dict[int, dict[tuple[str, str], None]] = attrs.Factory(dict)
+    """(name, key) of whatever was ever there."""
     revisions: dict[tuple[int, int], RevisionRow] = attrs.Factory(dict)
     revisions_by_document: _Index = attrs.Factory(_Index)
     blobs: dict[str, bytes] = attrs.Factory(dict)
@@ -342,12 +349,30 @@ class _Writer:
         address = _address(row)
         self.undo.insert(self.data.living_documents, address, row.id, "living document at")
         self.undo.add(self.data.documents_by_scope, (row.scope, row.scope_id), row.id)
+        if row.scope == _CONVERSATION_SCOPE:
+            past = (row.scope_id, row.name, row.key)
+            key = (*past, row.created_seq)
+            self.undo.insert(self.data.documents_past, key, row.id, "document at")
+            self.undo.add(self.data.commits_by_address, past, row.created_seq)
+            addresses = self.data.addresses_by_conversation.get(row.scope_id)
+            if addresses is None:
+                addresses = {}
+                self.undo.put(self.data.addresses_by_conversation, row.scope_id, addresses)
+            self.undo.put(addresses, (row.name, row.key), None)
+
+    def document_terms(self, values: tuple[Any, ...]) -> None:
+        row = self.data.documents.get(values[0])
+        if row is None:
+            raise InternalError(f"document {values[0]}, whose terms are to be stored, is missing")
+        changed = row._replace(history=values[1], fork=values[2])
+        self.undo.put(self.data.documents, row.id, changed)
 
     def document_retire(self, values: tuple[Any, ...]) -> None:
         row = self.data.documents.get(values[0])
         address = _address(row) if row is not None else None
         if row is None or self.data.living_documents.get(_address(row)) != row.id:
             raise InternalError(f"document {values[0]}, which is to be retired, is not living")
+        self.undo.put(self.data.documents, row.id, row._replace(retired_seq=values[1]))
         self.undo.delete(self.data.living_documents, address)
         self.undo.remove(self.data.documents_by_scope, (row.scope, row.scope_id), row.id)
 
@@ -704,6 +729,23 @@ class MemoryStorage:
             return [
                 data.documents[id] for id in data.documents_by_scope.of((scope, scope_id)).scan()
             ]
+
+    def document_as_of(
+        self, conversation: int, name: str, key: str, *, seq: int
+    ) -> DocumentRow | None:
+        with self._data.mutex:
+            data = self._use()
+            created = data.commits_by_address.of((conversation, name, key)).last(seq + 1)
+            if created is None:
+                return None
+            row = data.documents[data.documents_past[conversation, name, key, created]]
+            return row if lived(row, seq) else None
+
+    def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
+        with self._data.mutex:
+            addresses = sorted(self._use().addresses_by_conversation.get(conversation, ()))
+            found = (self.document_as_of(conversation, *each, seq=seq) for each in addresses)
+            return [row for row in found if row is not None]
 
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
         end = _LAST_ID if upto_seq is None else upto_seq + 1

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pidurable.errors import MigrationError, PidurableError, StorageTooNewError
 
-SCHEMA = 1
+SCHEMA = 2
 """The schema that this program writes."""
 
 
@@ -29,8 +29,40 @@ class Executes(Protocol):
 
 Migration = Callable[[Executes], None]
 
-MIGRATIONS: dict[int, Migration] = {}
-"""From the schema in the key to the next one. Empty while there is only schema 1."""
+
+def _keep_when_documents_ended(connection: Executes) -> None:
+    """Schema 2: a retired document has the commit that retired it, so that the past can be asked.
+
+    Schema 1 stored that it was retired, not when. It lived at most until the next one at its
+    address began, or until now; since its last value is all that is known of the time between, it
+    is taken to have lived until then.
+    """
+    connection.execute("alter table documents\nadd column retired_seq integer")
+    connection.execute(
+        "create unique index documents_past\non documents (scope_id, name, key, created_seq)"
+        "\nwhere scope = 1"
+    )
+    connection.execute(
+        "update documents\nset retired_seq = ("
+        "\n  select created_seq\n  from documents as later\n  where later.scope = 1"
+        " and later.scope_id = documents.scope_id and later.name = documents.name"
+        " and later.key = documents.key and later.created_seq > documents.created_seq"
+        "\n  order by created_seq\n  limit 1\n)\nwhere retired = 1 and scope = 1"
+    )
+    connection.execute(
+        "update documents\nset retired_seq = (select seq from session where id = 1)"
+        "\nwhere retired = 1 and retired_seq is null"
+    )
+    connection.execute("drop index documents_living")
+    connection.execute(
+        "create unique index documents_living\non documents (scope, scope_id, name, key)"
+        "\nwhere retired_seq is null"
+    )
+    connection.execute("alter table documents\ndrop column retired")
+
+
+MIGRATIONS: dict[int, Migration] = {1: _keep_when_documents_ended}
+"""From the schema in the key to the next one."""
 
 
 def copy_path(store: str, schema: int) -> str:

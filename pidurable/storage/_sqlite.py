@@ -49,6 +49,7 @@ from pidurable.storage._contract import (
     StartRow,
     SubmissionRow,
     TaskRow,
+    lived,
 )
 from pidurable.storage._holder import (
     LockFile,
@@ -710,6 +711,24 @@ class SqliteStorage:
 
     def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
         return [DocumentRow(*row) for row in self._rows("documents", (scope, scope_id))]
+
+    def document_as_of(
+        self, conversation: int, name: str, key: str, *, seq: int
+    ) -> DocumentRow | None:
+        rows = self._rows("document_as_of", (conversation, name, key, seq))
+        row = DocumentRow(*rows[0]) if rows else None
+        return row if row is not None and lived(row, seq) else None
+
+    def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
+        # From address to address: a scan would visit every document that ever stood at each.
+        found: list[DocumentRow] = []
+        address = ("", "")
+        while rows := self._rows("next_address", (conversation, *address)):
+            address = rows[0]
+            row = self.document_as_of(conversation, *address, seq=seq)
+            if row is not None:
+                found.append(row)
+        return found
 
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
         last = sql.LAST_ID if upto_seq is None else upto_seq

@@ -62,14 +62,17 @@ WRITES: dict[Op, str] = {
     Op.SUBMISSION: _insert("submissions", SubmissionRow._fields),
     Op.SUBMISSION_STATE: _update("submissions", SubmissionStateRow._fields),
     Op.DOCUMENT: _insert("documents", DocumentRow._fields),
-    Op.DOCUMENT_RETIRE: "update documents\nset retired = 1\nwhere id = ? and retired = 0",
+    Op.DOCUMENT_RETIRE: (
+        "update documents\nset retired_seq = ?2\nwhere id = ?1 and retired_seq is null"
+    ),
+    Op.DOCUMENT_TERMS: "update documents\nset history = ?2, fork = ?3\nwhere id = ?1",
     Op.REVISION: _insert("revisions", RevisionRow._fields),
     Op.REVISIONS_DELETE: "delete from revisions\nwhere document = ? and seq < ?",
     Op.SIGNAL_READ: "update signals\nset read = 1, payload = 'null'\nwhere id = ?",
     Op.BLOB: "insert or ignore into blobs (sha256, bytes)\nvalues (?, ?)",
 }
 
-EXACT = frozenset({Op.TASK_STATE, Op.SUBMISSION_STATE, Op.DOCUMENT_RETIRE})
+EXACT = frozenset({Op.TASK_STATE, Op.SUBMISSION_STATE, Op.DOCUMENT_RETIRE, Op.DOCUMENT_TERMS})
 """Ops whose row must exist: one row changed for each write, or the batch contradicts the store."""
 
 HEAD_UPDATE = "update session\nset seq = ?, next_id = ?, clean = ?\nwhere id = 1 and epoch = ?"
@@ -181,11 +184,21 @@ READS: dict[str, str] = {
     ),
     "document": (
         f"select {_DOCUMENT}\nfrom documents"
-        "\nwhere name = ? and scope = ? and scope_id = ? and key = ? and retired = 0"
+        "\nwhere name = ? and scope = ? and scope_id = ? and key = ? and retired_seq is null"
     ),
     "documents": (
         f"select {_DOCUMENT}\nfrom documents"
-        "\nwhere scope = ? and scope_id = ? and retired = 0\norder by id"
+        "\nwhere scope = ? and scope_id = ? and retired_seq is null\norder by id"
+    ),
+    "document_as_of": (
+        f"select {_DOCUMENT}\nfrom documents"
+        "\nwhere scope = 1 and scope_id = ? and name = ? and key = ? and created_seq <= ?"
+        "\norder by created_seq desc\nlimit 1"
+    ),
+    "next_address": (
+        "select name, key\nfrom documents"
+        "\nwhere scope = 1 and scope_id = ? and (name, key) > (?, ?)"
+        "\norder by name, key\nlimit 1"
     ),
     "revisions": (
         f"select {_REVISION}\nfrom revisions\nwhere document = ?1 and seq <= ?2 and seq >= ("

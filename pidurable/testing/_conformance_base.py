@@ -231,7 +231,9 @@ def submission_state(id: int, status: str, **changes: Any) -> Write:
 
 
 def document(id: int, name: str = "app.todos", **changes: Any) -> Write:
-    return Op.DOCUMENT, DocumentRow(id, name, 1, 1, "", "latest", "initial", 1)._replace(**changes)
+    return Op.DOCUMENT, DocumentRow(id, name, 1, 1, "", "latest", "initial", 1, None)._replace(
+        **changes
+    )
 
 
 def revision(document: int, seq: int, *, base: int = 0, value: str = "[]") -> Write:

@@ -45,6 +45,7 @@ def an_empty_store_answers_with_nothing(store: Store) -> None:
         storage.submission(1),
         storage.submission_by_request(1, "r"),
         storage.document("d", 0, 0, ""),
+        storage.document_as_of(1, "d", "", seq=2**62),
         storage.blob("0" * 64),
     ]
     equal(nothing, [None] * len(nothing))
@@ -66,6 +67,7 @@ def an_empty_store_answers_with_nothing(store: Store) -> None:
         storage.live_signals(),
         storage.open_submissions(1),
         storage.documents(0, 0),
+        storage.documents_as_of(1, seq=2**62),
         storage.revisions(1),
     ]
     equal(empty, [[]] * len(empty))
@@ -327,12 +329,62 @@ def documents_are_found_by_their_address(store: Store) -> None:
     expected = document(2, name="app.a", key="k", history="rewindable", fork="as_of")[1]
     equal(storage.document("app.a", 1, 1, "k"), expected)
     equal(storage.document("app.a", 1, 1, ""), None)
-    store.write((Op.DOCUMENT_RETIRE, (3,)))
+    store.write((Op.DOCUMENT_RETIRE, (3, 7)))
     equal(storage.document("app.b", 1, 1, ""), None)
     equal(ids(storage.documents(1, 1)), [1, 2])
-    store.write(document(9, name="app.b"))
+    store.write(document(9, name="app.b", created_seq=7))
     found = storage.document("app.b", 1, 1, "")
     equal(found and found.id, 9)
+
+
+@conformance_case
+def documents_of_the_past_are_found(store: Store) -> None:
+    """As of a commit an address has what lived then: from its creation until it was retired."""
+    storage = store.hold()
+    store.write(
+        document(2, name="app.b", created_seq=5),
+        (Op.DOCUMENT_RETIRE, (2, 9)),
+        document(4, name="app.b", created_seq=9),
+        document(6, name="app.b", created_seq=20, scope_id=2),
+        document(8, name="app.b", created_seq=6, key="k"),
+        document(10, name="app.a", created_seq=12, history="rewindable"),
+        # Documents of tasks and of the session have no past.
+        document(12, name="app.b", created_seq=5, scope=2),
+        document(14, name="app.b", created_seq=5, scope=0, scope_id=0),
+    )
+    store.write((Op.DOCUMENT_RETIRE, (4, 15)), (Op.DOCUMENT_RETIRE, (10, 12)))
+    store.write(document(16, name="app.b", created_seq=30))
+
+    def at(seq: int, key: str = "") -> int | None:
+        row = storage.document_as_of(1, "app.b", key, seq=seq)
+        return None if row is None else row.id
+
+    found = {seq: at(seq) for seq in (4, 5, 8, 9, 14, 15, 29, 30, 2**62)}
+    equal(found, {4: None, 5: 2, 8: 2, 9: 4, 14: 4, 15: None, 29: None, 30: 16, 2**62: 16})
+    equal([at(5, "k"), at(6, "k"), at(6, "other")], [None, 8, None])
+    row = storage.document_as_of(1, "app.b", "", seq=5)
+    equal(row, document(2, name="app.b", created_seq=5, retired_seq=9)[1])
+    equal(ids(storage.documents_as_of(1, seq=4)), [])
+    equal(ids(storage.documents_as_of(1, seq=6)), [2, 8])
+    equal(ids(storage.documents_as_of(1, seq=12)), [4, 8])
+    equal(ids(storage.documents_as_of(1, seq=40)), [16, 8])
+    equal(ids(storage.documents_as_of(2, seq=40)), [6])
+    equal(ids(storage.documents_as_of(3, seq=40)), [])
+
+
+@conformance_case
+def what_a_document_is_stored_with_may_change(store: Store) -> None:
+    """History and fork policy are replaced, of a living document and of a retired one."""
+    storage = store.hold()
+    store.write(document(1, created_seq=2), document(2, name="app.b", created_seq=2))
+    store.write((Op.DOCUMENT_TERMS, (1, "rewindable", "as_of")))
+    expected = document(1, created_seq=2, history="rewindable", fork="as_of")[1]
+    equal(storage.document("app.todos", 1, 1, ""), expected)
+    equal(storage.document_as_of(1, "app.todos", "", seq=2), expected)
+    equal(ids(storage.documents(1, 1)), [1, 2])
+    store.write((Op.DOCUMENT_RETIRE, (1, 3)), (Op.DOCUMENT_TERMS, (1, "latest", "initial")))
+    row = storage.document_as_of(1, "app.todos", "", seq=2)
+    equal(row and (row.history, row.fork, row.retired_seq), ("latest", "initial", 3))
 
 
 @conformance_case

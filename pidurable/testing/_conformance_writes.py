@@ -96,8 +96,9 @@ def a_failing_batch_stores_nothing(store: Store) -> None:
             (Op.SIGNALS_DELETE, (2,)),
             signal(13, task=2, key="t"),
             submission_state(4, "done", answer=11),
-            (Op.DOCUMENT_RETIRE, (5,)),
-            document(14),
+            (Op.DOCUMENT_RETIRE, (5, 99)),
+            (Op.DOCUMENT_TERMS, (5, "rewindable", "current")),
+            document(14, created_seq=99),
             revision(14, 2, base=1),
             (Op.REVISIONS_DELETE, (5, 10)),
             (Op.BLOB, ("ab" * 32, b"bytes")),
@@ -141,6 +142,7 @@ def _everything(store: Store) -> tuple[object, ...]:
         storage.open_submissions(1),
         storage.document("app.todos", 1, 1, ""),
         storage.documents(1, 1),
+        [storage.documents_as_of(1, seq=seq) for seq in (0, 1, 98, 99)],
         [storage.revisions(id) for id in numbers],
         storage.blob("ab" * 32),
     )
@@ -184,8 +186,8 @@ def writes_of_a_batch_apply_in_order(store: Store) -> None:
         (Op.SIGNAL_DELETE, (5,)),
         signal(6, key="k"),
         document(7),
-        (Op.DOCUMENT_RETIRE, (7,)),
-        document(8),
+        (Op.DOCUMENT_RETIRE, (7, 2)),
+        document(8, created_seq=2),
     )
     equal(storage.task(1), task_row(1, status=1, tries=2))
     equal(storage.task_checkpoint(1), ("b", "2"))
@@ -247,7 +249,8 @@ def changing_what_does_not_exist_is_refused(store: Store) -> None:
     for write in (
         task_state(1),
         submission_state(1, "done"),
-        (Op.DOCUMENT_RETIRE, (1,)),
+        (Op.DOCUMENT_RETIRE, (1, 1)),
+        (Op.DOCUMENT_TERMS, (1, "latest", "initial")),
     ):
         raises(InternalError, store.write, entry(5), write)
         equal(storage.entry(5), None)
@@ -300,6 +303,8 @@ def keys_are_unique_where_they_must_be(store: Store) -> None:
         signal(5, key="a"),
         submission(6, request_id="a"),
         document(7, key="a"),
+        document(8, key="b"),
+        (Op.DOCUMENT_RETIRE, (8, 2)),
     )
     for twice in (
         conversation(12, owner=3, key="a"),
@@ -308,7 +313,10 @@ def keys_are_unique_where_they_must_be(store: Store) -> None:
         task(14, owner=None, key="a"),
         signal(15, key="a"),
         submission(16, request_id="a"),
-        document(17, key="a"),
+        document(17, key="a", created_seq=2),
+        # Of two that one commit created the past could not say which was there.
+        document(18, key="b"),
+        (Op.DOCUMENT_RETIRE, (8, 3)),
     ):
         raises(InternalError, store.write, twice)
 

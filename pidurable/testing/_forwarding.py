@@ -196,6 +196,19 @@ class ForwardingStorage:
     def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
         return self._call("documents", lambda: self._inner.documents(scope, scope_id))
 
+    def document_as_of(
+        self, conversation: int, name: str, key: str, *, seq: int
+    ) -> DocumentRow | None:
+        return self._call(
+            "document_as_of",
+            lambda: self._inner.document_as_of(conversation, name, key, seq=seq),
+        )
+
+    def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
+        return self._call(
+            "documents_as_of", lambda: self._inner.documents_as_of(conversation, seq=seq)
+        )
+
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
         return self._call("revisions", lambda: self._inner.revisions(document, upto_seq=upto_seq))
 

@@ -19,6 +19,9 @@ from pidurable.storage import Batch, SqliteStorage, _migrate
 from pidurable.storage._migrate import Executes
 from pidurable.testing._conformance_base import claim, conversation, ids, task
 
+TODAY = _migrate.SCHEMA
+NEXT = TODAY + 1
+
 
 def add_mood(connection: Executes) -> None:
     connection.execute("alter table conversations add column mood text")
@@ -37,7 +40,7 @@ def stop_half_way(connection: Executes) -> None:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A store of schema 1 with something in it."""
+    """A store of the schema of today with something in it."""
     path = tmp_path / "s.sqlite"
     storage = SqliteStorage(path)
     head = storage.acquire(claim(), takeover=False)
@@ -50,9 +53,9 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> dict[int, _migrate.Migration]:
-    """This program knows schema 2; the migrations may be planted."""
-    migrations: dict[int, _migrate.Migration] = {1: add_mood}
-    monkeypatch.setattr(_migrate, "SCHEMA", 2)
+    """This program knows one schema more; the migrations may be planted."""
+    migrations: dict[int, _migrate.Migration] = {TODAY: add_mood}
+    monkeypatch.setattr(_migrate, "SCHEMA", NEXT)
     monkeypatch.setattr(_migrate, "MIGRATIONS", migrations)
     return migrations
 
@@ -74,11 +77,11 @@ def test_an_older_store_is_migrated_and_a_copy_kept(old: Path) -> None:
     assert storage.head().epoch == 2
     storage.close()
     assert value(old, "select mood from conversations") == "calm"
-    assert value(old, "pragma user_version") == 2
-    copy = Path(_migrate.copy_path(str(old), 1))
-    assert copy.name == "s.sqlite.v1.bak"
+    assert value(old, "pragma user_version") == NEXT
+    copy = Path(_migrate.copy_path(str(old), TODAY))
+    assert copy.name == f"s.sqlite.v{TODAY}.bak"
     assert copy.stat().st_mode & 0o777 == 0o600
-    assert value(copy, "pragma user_version") == 1
+    assert value(copy, "pragma user_version") == TODAY
     assert value(copy, "select count(*) from tasks") == 7
     assert sorted(path.name for path in old.parent.iterdir()) == [old.name, copy.name]
 
@@ -99,37 +102,37 @@ def test_a_migration_that_fails_changes_nothing(
 ) -> None:
     """The error names the store, which stays of the old schema; a repaired program opens it."""
     # C077
-    newer[1] = fail_half_way
+    newer[TODAY] = fail_half_way
 
     with pytest.raises(MigrationError, match="no_such_column") as caught:
         SqliteStorage(old)
 
     assert str(old) in str(caught.value)
-    assert value(old, "pragma user_version") == 1
+    assert value(old, "pragma user_version") == TODAY
     assert value(old, "select epoch from session") == 1
     assert value(old, "select count(*) from pragma_table_info('conversations')") == 8
-    newer[1] = add_mood
+    newer[TODAY] = add_mood
     SqliteStorage(old).close()
-    assert value(old, "pragma user_version") == 2
+    assert value(old, "pragma user_version") == NEXT
 
 
 def test_a_migration_that_is_interrupted_changes_nothing(
     old: Path, newer: dict[int, _migrate.Migration]
 ) -> None:
     """What stops it comes out as it is, and the store is of the old schema."""
-    newer[1] = stop_half_way
+    newer[TODAY] = stop_half_way
 
     with pytest.raises(KeyboardInterrupt):
         SqliteStorage(old)
 
-    assert value(old, "pragma user_version") == 1
+    assert value(old, "pragma user_version") == TODAY
 
 
 def test_a_missing_migration_is_an_error(old: Path, newer: dict[int, _migrate.Migration]) -> None:
     """A gap in the table is noticed before anything is copied."""
     newer.clear()
 
-    with pytest.raises(MigrationError, match="no migration from schema 1"):
+    with pytest.raises(MigrationError, match=f"no migration from schema {TODAY}"):
         SqliteStorage(old)
 
     assert [path.name for path in old.parent.iterdir()] == [old.name]
@@ -141,7 +144,7 @@ def test_a_store_in_use_is_not_migrated(
     """A living holder, hung or not, of the older program is named; nothing is changed."""
     # C076
     with monkeypatch.context() as patch:
-        patch.setattr(_migrate, "SCHEMA", 1)
+        patch.setattr(_migrate, "SCHEMA", TODAY)
         holder = SqliteStorage(old)
         epoch = holder.acquire(claim(), takeover=False).epoch
 
@@ -152,7 +155,7 @@ def test_a_store_in_use_is_not_migrated(
     holder.release(epoch)
     holder.close()
     SqliteStorage(old).close()
-    assert value(old, "pragma user_version") == 2
+    assert value(old, "pragma user_version") == NEXT
 
 
 def test_an_older_program_that_still_runs_is_fenced(
@@ -161,7 +164,7 @@ def test_an_older_program_that_still_runs_is_fenced(
     """Taken for dead and migrated under, it meets HolderLostError at its next commit."""
     # C076
     with monkeypatch.context() as patch:
-        patch.setattr(_migrate, "SCHEMA", 1)
+        patch.setattr(_migrate, "SCHEMA", TODAY)
         holder = SqliteStorage(old)
         epoch = holder.acquire(claim(), takeover=False).epoch
     assert holder._lock is not None
@@ -186,7 +189,7 @@ def test_a_newer_schema_in_the_log_is_seen(
     # C076
     migrated = SqliteStorage(old)
     with monkeypatch.context() as patch:
-        patch.setattr(_migrate, "SCHEMA", 1)
+        patch.setattr(_migrate, "SCHEMA", TODAY)
 
         with pytest.raises(StorageTooNewError):
             SqliteStorage(old, create=False, read_only=read_only)
@@ -209,7 +212,7 @@ def test_a_foreign_holder_of_an_older_store_has_a_lease(old: Path) -> None:
     SqliteStorage(old).close()
 
     connection.close()
-    assert value(old, "pragma user_version") == 2
+    assert value(old, "pragma user_version") == NEXT
 
 
 @pytest.mark.usefixtures("newer")
@@ -217,7 +220,7 @@ def test_a_reader_does_not_migrate(old: Path) -> None:
     """Only looking at an older store says what to do, and changes nothing."""
     before = old.read_bytes()
 
-    with pytest.raises(StorageAccessError, match="older schema 1"):
+    with pytest.raises(StorageAccessError, match=f"older schema {TODAY}"):
         SqliteStorage(old, read_only=True)
 
     assert old.read_bytes() == before
@@ -228,12 +231,12 @@ def test_a_copy_that_was_cut_off_is_made_again(
     old: Path, newer: dict[int, _migrate.Migration]
 ) -> None:
     """A half-written copy never has the name of a whole one, and does not stand in the way."""
-    (old.parent / "s.sqlite.v1.bak.part").write_bytes(b"half")
+    (old.parent / f"s.sqlite.v{TODAY}.bak.part").write_bytes(b"half")
 
     SqliteStorage(old).close()
 
-    assert not (old.parent / "s.sqlite.v1.bak.part").exists()
-    assert value(old.parent / "s.sqlite.v1.bak", "select count(*) from tasks") == 7
+    assert not (old.parent / f"s.sqlite.v{TODAY}.bak.part").exists()
+    assert value(old.parent / f"s.sqlite.v{TODAY}.bak", "select count(*) from tasks") == 7
 
 
 def test_a_newer_schema_is_refused_by_the_machinery_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import apsw
@@ -12,7 +13,7 @@ from pidurable.storage import Op, SqliteStorage, _sqlite_statements as statement
 
 def plan(path: Path, sql: str) -> list[str]:
     connection = apsw.Connection(str(path))
-    count = sql.count("?") if "?1" not in sql else 2
+    count = sql.count("?") if "?1" not in sql else max(map(int, re.findall(r"\?(\d)", sql)))
     rows = connection.execute(f"explain query plan {sql}", (None,) * count).fetchall()
     connection.close()
     return [detail for *_, detail in rows]
@@ -50,6 +51,17 @@ def test_live_tasks_walk_the_partial_index(store: Path, name: str) -> None:
 
     assert plan(store, statements.READS["live_tasks"]) == [
         "SEARCH tasks USING INDEX tasks_live (id>?)"
+    ]
+
+
+def test_the_past_of_an_address_is_found_at_once(store: Path) -> None:
+    """However many documents stood there, one is visited; and one for each address of a scope."""
+    assert plan(store, statements.READS["document_as_of"]) == [
+        "SEARCH documents USING INDEX documents_past"
+        " (scope_id=? AND name=? AND key=? AND created_seq<?)"
+    ]
+    assert plan(store, statements.READS["next_address"]) == [
+        "SEARCH documents USING COVERING INDEX documents_past (scope_id=? AND (name,key)>(?,?))"
     ]
 
 
