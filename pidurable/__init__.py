@@ -139,6 +139,11 @@ if TYPE_CHECKING:
         phase as phase,
     )
     from pidurable.tasks._explain import Explanation as Explanation
+    from pidurable.tasks._graph import (
+        GraphConversation as GraphConversation,
+        GraphTask as GraphTask,
+        TaskGraph as TaskGraph,
+    )
     from pidurable.tasks._inspect import InspectedTask as InspectedTask
     from pidurable.tasks._transaction import (
         TaskTransaction as TaskTransaction,
@@ -284,6 +289,11 @@ _HOMES = {
         "phase",
     ),
     "pidurable.tasks._explain": ("Explanation",),
+    "pidurable.tasks._graph": (
+        "GraphConversation",
+        "GraphTask",
+        "TaskGraph",
+    ),
     "pidurable.tasks._inspect": ("InspectedTask",),
     "pidurable.tasks._transaction": (
         "TaskTransaction",

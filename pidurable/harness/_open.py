@@ -43,6 +43,7 @@ from pidurable.session._session import Session
 from pidurable.session._watch import Watch
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._explain import Explanation, explain
+from pidurable.tasks._graph import TaskGraph
 from pidurable.tasks._inspect import InspectedTask, inspect_page
 from pidurable.tasks._live_facts import LiveFacts
 from pidurable.tasks._open import bare, open_runtime, outranks
@@ -359,6 +360,30 @@ class Harness:
             InvalidArgumentError: `limit` or `after` is out of range.
         """
         return inspect_page(self._runtime, after=after, limit=limit)
+
+    def watch_tasks(
+        self, root: int | None = None, *, limit: int = 1_000
+    ) -> AbstractAsyncContextManager[Watch[TaskGraph]]:
+        """Watch the task graph: live tasks as they are, then one frame a commit that changes them.
+
+        `async with harness.watch_tasks() as watch`, then `watch.value` and `async for frame in
+        watch`. The graph is as committed and read-only; a frame shares with the one before what did
+        not change, and its `patch` fits `watch.json()`. Watching slows no commit, and starts
+        nothing. Where more tasks are live than the limit allows, the oldest are shown.
+
+        Args:
+            root: Only this task or conversation and what is below it, background tasks and owned
+                conversations included. When a root task ends, its last frame is an empty graph, and
+                the iteration stops; what lives on belongs to what is above. A conversation has no
+                end.
+            limit: Most tasks to show, 1 to 10,000; the others are counted, in `left_out`.
+
+        Raises:
+            NotFoundError: This session has no such task or conversation.
+            InvalidArgumentError: `limit` is out of range.
+            NestedCommitError: It is called in the body of a commit; watch before or after it.
+        """
+        return self._runtime.graphs.watch(root, limit)
 
     def task(self, task_id: int) -> TaskRecord:
         """Everything that is stored of a task.

@@ -25,6 +25,7 @@ from pidurable.storage import Op
 from pidurable.tasks._awaited import Kinds
 from pidurable.tasks._cycles import Cycles
 from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._graph_watch import TaskGraphs
 from pidurable.tasks._host import Host
 from pidurable.tasks._installed import (
     Definitions as Definitions,
@@ -70,6 +71,7 @@ class Runtime(SessionTree):
         self.kinds = Kinds()
         self.cycles = Cycles(self.index, self.kinds)
         self.waits = Waits(self)
+        self.graphs = TaskGraphs(self)
         self.runner = Runner(self)
         self.fresh: dict[int, tuple[str, str, str]] = {}
         self._attached: dict[int, set[str]] = {}
@@ -231,6 +233,8 @@ class Runtime(SessionTree):
             self.after_adoption()
         elif self.index.wakes:
             self.scheduler.kick()
+        if self.graphs.followed:
+            self.graphs.committed(tx)
 
     def settled(self, ids: Iterable[int]) -> None:
         """What participants keep has settled by the commit that is being published."""
@@ -269,6 +273,7 @@ class Runtime(SessionTree):
         self.reverted()
         self.runner.stop_all()
         self.waits.release()
+        self.graphs.end(error)
 
     def refusing(self, refusing: bool) -> None:
         self.scheduler.refusing(refusing)
@@ -393,6 +398,7 @@ class Runtime(SessionTree):
     def release_waiters(self) -> None:
         """Nobody is left waiting for a session that has closed."""
         self.waits.release()
+        self.graphs.end()
 
     @trio.lowlevel.enable_ki_protection
     async def _guard(self, serve: Callable[[], Any]) -> None:

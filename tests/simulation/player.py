@@ -904,7 +904,9 @@ async def _end_aborted(box: Box) -> bool:
     return True
 
 
-def play(program: Program, *, seed: int = 0, path: Path | None = None) -> Player:
+def play(
+    program: Program, *, seed: int = 0, path: Path | None = None, kind: type[Player] = Player
+) -> Player:
     """Play a program in a loop of its own, with the schedule of a seed.
 
     Raises:
@@ -914,7 +916,7 @@ def play(program: Program, *, seed: int = 0, path: Path | None = None) -> Player
     state = random.getstate()
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
     random.seed(f"{seed}/schedule")
-    player = Player(program, seed=seed, path=path)
+    player = kind(program, seed=seed, path=path)
     try:
         trio.run(player.run, clock=player.clock)
     except BaseException as error:
@@ -925,10 +927,12 @@ def play(program: Program, *, seed: int = 0, path: Path | None = None) -> Player
     return player
 
 
-def first_difference(program: Program, seed: int, path: Path | None = None) -> Player | str:
+def first_difference(
+    program: Program, seed: int, path: Path | None = None, *, kind: type[Player] = Player
+) -> Player | str:
     """Play a program; the player of one that agrees, or what it found first."""
     try:
-        return play(program, seed=seed, path=path)
+        return play(program, seed=seed, path=path, kind=kind)
     except (Exception, BaseExceptionGroup) as error:
         first: BaseException = error
         while isinstance(first, BaseExceptionGroup):
