@@ -54,17 +54,17 @@ def messages_text(messages: Sequence[Message]) -> str:
     return _json.dumps(_codec.encode_messages(messages))
 
 
-def seed_transcripts(path: Path, sizes: Iterable[int]) -> dict[int, int]:
-    """Fill a new store with a conversation of each size; return their ids by size."""
+def seed_transcripts(path: Path, sizes: Iterable[int]) -> list[int]:
+    """Fill a new store with a conversation of each size; return their ids."""
     seed = Seed(path)
-    made: dict[int, int] = {}
+    made: list[int] = []
     # Only results differ, in the entry of their call: its number is put into one text.
     texts = [messages_text([message_of(place, 10**12 + 1)]) for place in range(TURN)]
     for size in sizes:
-        conversation = made[size] = seed.draw_id()
-        row = ConversationRow(
-            conversation, f"bench-{size}", None, None, None, None, "", seed.now_us
-        )
+        conversation = seed.draw_id()
+        made.append(conversation)
+        uuid = f"bench-{conversation}"
+        row = ConversationRow(conversation, uuid, None, None, None, None, "", seed.now_us)
         seed.apply([(Op.CONVERSATION, row)])
         for first in range(0, size, _BATCH_ENTRIES):
             writes: list[tuple[Op, tuple[Any, ...]]] = []

@@ -91,7 +91,7 @@ class Growing:
 async def measure(folder: Path, size: int) -> None:
     table = Table()
     path = folder / "context.sqlite"
-    conversation = seed_transcripts(path, [size])[size]
+    [conversation] = seed_transcripts(path, [size])
     async with open_session(path, "process") as session:
         many = Growing(session, conversation, size)
         await many.grow()
