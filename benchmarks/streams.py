@@ -22,6 +22,7 @@ import trio
 from _raw import Stopwatch, Table
 
 from pidurable import AgentChange, Conversation, Harness, Models, Settings, Submission, open_harness
+from pidurable.agent._documents import LiveDocument
 from pidurable.agent._models import Done, ModelRequest, StreamEvent, TextDelta
 from pidurable.records import _json
 from pidurable.records._messages import AssistantMessage, TextBlock, Usage
@@ -171,9 +172,9 @@ async def streamed(
 
     async def watch(conversation: Conversation) -> None:
         nonlocal frames
-        async with conversation.events() as batches:
-            async for _ in batches:
-                frames += 1
+        async with harness.watch(LiveDocument, conversation.id) as watch:
+            async for frame in watch:
+                frames += bool(frame.patch)
 
     submissions: list[Submission] = []
     async with trio.open_nursery() as nursery:
@@ -208,13 +209,10 @@ async def sent_bytes(harness: Harness) -> tuple[int, int]:
 
     async def watch() -> None:
         nonlocal sent, patches
-        async with conversation.events() as batches:
-            async for batch in batches:
-                for event in batch:
-                    text = getattr(event, "text", None)
-                    if text is not None:
-                        sent += len(_json.dumps(attrs.asdict(event)).encode())
-                        patches += 1
+        async with harness.watch(LiveDocument, conversation.id) as watch:
+            async for frame in watch:
+                sent += len(_json.dumps(frame.patch).encode())
+                patches += 1
                 if ended:
                     return
 
