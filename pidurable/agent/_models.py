@@ -40,6 +40,7 @@ import attrs
 import trio
 
 from pidurable.agent._catalogue import Model, ModelInfo, Prices, lookup
+from pidurable.agent._silence import Waiting, silences
 from pidurable.errors import (
     InvalidArgumentError,
     MissingExtraError,
@@ -432,20 +433,22 @@ class Models:
         """
         model = self.resolve(request.model)
         provider, _ = self._find(request.model)
-        # One scope round the whole block, whose deadline counts only while the provider is waited
-        # for: it may hold a nursery open in its block, so a scope of its own for the opening would
-        # cross that, and one for each event costs more than all else that is done with it.
-        with trio.CancelScope(deadline=trio.current_time() + self._silence) as waiting:
+        # One scope round the whole block, which is cancelled only while the provider is waited for:
+        # it may hold a nursery open in its block, so a scope of its own for the opening would cross
+        # that, and one for each event would cost more than all else that is done with it.
+        with trio.CancelScope(deadline=trio.current_time() + self._silence) as scope:
             with _classified(provider):
                 manager = provider.stream(request)
                 events = await manager.__aenter__()
-            waiting.deadline = math.inf
+            scope.deadline = math.inf
             opened = _Opened(manager, provider)
+            waiting = Waiting(scope, self._silence)
             async with opened, _closed(events):
                 checked = self._events(opened, waiting, model, request, events)
                 async with aclosing(checked):
-                    yield checked
-        if waiting.cancelled_caught:
+                    with silences().watched(waiting):
+                        yield checked
+        if scope.cancelled_caught:
             raise self._silent(request)
 
     def _silent(self, request: ModelRequest) -> ModelError:
@@ -455,7 +458,7 @@ class Models:
     async def _events(
         self,
         opened: _Opened,
-        waiting: trio.CancelScope,
+        waiting: Waiting,
         model: Model,
         request: ModelRequest,
         events: AsyncIterator[StreamEvent],
@@ -463,13 +466,13 @@ class Models:
         text, thinking = _DeltaCleaner(), _DeltaCleaner()
         arguments: dict[int, _DeltaCleaner] = {}
         while True:
-            waiting.deadline = trio.current_time() + self._silence
+            waiting.since = trio.current_time()
             try:
                 event = await anext(events, None)
             except Exception as error:
                 _raise_classified(error, opened.provider)
             finally:
-                waiting.deadline = math.inf
+                waiting.since = None
             match event:
                 case None:
                     detail = f"the answer of {request.model} was cut: it ended without a last event"

@@ -328,6 +328,40 @@ async def test_a_slow_stream_and_a_slow_caller_are_not_silent(autojump_clock: An
     assert seen == [TextDelta, TextDelta, Done]
 
 
+async def test_each_of_many_streams_has_its_own_silence(autojump_clock: Any) -> None:
+    """A stream that may be silent for less is given up in its own time, also if it came later."""
+    ended: dict[str, float] = {}
+
+    async def read(name: str, begin: float, silence: float, *actions: Action) -> None:
+        await trio.sleep(begin)
+        await refused(Fake(*actions), stream_silence_seconds=silence)
+        ended[name] = trio.current_time()
+
+    async def pause() -> None:
+        await trio.sleep(40)
+
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, "long", 0, 120, trio.sleep_forever)
+        nursery.start_soon(read, "talks", 0, 50, pause, TextDelta("x"), trio.sleep_forever)
+        nursery.start_soon(read, "late", 7, 5, trio.sleep_forever)
+
+    assert {name: at - started for name, at in ended.items()} == pytest.approx(
+        {"long": 120, "talks": 90, "late": 12}
+    )
+
+
+async def test_nothing_looks_after_streams_when_there_are_none(autojump_clock: Any) -> None:
+    """The task that looks for silence ends with the last stream, and begins again with the next."""
+    before = trio.lowlevel.current_statistics().tasks_living
+
+    for _ in range(2):
+        async with Models([Fake(SAID)]).stream(REQUEST):
+            during = trio.lowlevel.current_statistics().tasks_living
+        await trio.testing.wait_all_tasks_blocked()
+        assert (during, trio.lowlevel.current_statistics().tasks_living) == (before + 1, before)
+
+
 # --- texts, arguments, numbers ----------------------------------------------------------------
 
 
