@@ -20,6 +20,7 @@ from pidurable.errors import (
     ConversationBusyError,
     ConversationFullError,
     InvalidArgumentError,
+    NotJsonError,
     RequestIdConflictError,
     show,
 )
@@ -45,6 +46,9 @@ class GenerationInput:
 
 
 Content = str | Sequence[Block]
+
+_LATEST_US = 2**63 - 1
+"""A moment whose text is as long as any."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -73,16 +77,26 @@ def blocks_of(content: Content) -> tuple[Block, ...]:
     return blocks
 
 
-def encode_blocks(blocks: Sequence[Block]) -> Any:
-    """Blocks as JSON, as they are kept in the inbox and in submissions."""
-    message = UserMessage(blocks=tuple(blocks), at_us=0)
-    return _codec.encode_messages([message])[0]["blocks"]
-
-
 def decode_blocks(value: Any) -> tuple[Block, ...]:
     (message,) = _codec.decode_messages([{"role": "user", "blocks": value, "at_us": 0}])
     assert isinstance(message, UserMessage)
     return message.blocks
+
+
+def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> Any:
+    """Blocks as JSON, refused here if the message that they become later would be.
+
+    That has more around them, in depth and in bytes, and the inbox is one level deeper still; what
+    waited there and could not be placed would be in the way of everything behind it.
+    """
+    message = UserMessage(blocks=tuple(blocks), at_us=_LATEST_US)
+    encoded = _codec.encode_messages([message])
+    try:
+        _json.dumps([encoded], bytes_max=bytes_max)
+    except NotJsonError as error:
+        below = error.path.removeprefix("$").removeprefix("[0][0].blocks")
+        raise NotJsonError(f"$.content{below}", error.problem, error.value) from error
+    return encoded[0]["blocks"]
 
 
 def submit(
@@ -102,10 +116,8 @@ def submit(
     if request_id is not None:
         request_id = check_name(request_id, "request_id")
     tx.conversation(conversation_id)
-    encoded = encode_blocks(blocks_of(content))
-    digest = text_digest(
-        _json.dumps(encoded, path="$.content", bytes_max=session.settings.value_bytes_max)
-    )
+    encoded = _checked_blocks(blocks_of(content), session.settings.value_bytes_max)
+    digest = text_digest(_json.dumps(encoded, path="$.content"))
     if request_id is not None:
         earlier = _by_request(session, tx, conversation_id, request_id)
         if earlier is not None:

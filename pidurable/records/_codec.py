@@ -222,7 +222,7 @@ class Codec:
             if isinstance(error, NotJsonError) and type_ in (Any, object):
                 if isinstance(error, TooLargeError):
                     break  # looking for a part that is too large by itself would take long
-                found = _not_json(value, path)
+                found = self._not_json(value, path)
                 if found is not None:
                     return found
             # A value inside an Any may be of a class that has no form; it has no parts either.
@@ -251,6 +251,25 @@ class Codec:
             )
         problem = f"{type_name(type_)} refused it, {type(error).__name__}: {error}"
         return NotJsonError(path, problem, show(value))
+
+    def _not_json(self, value: Any, path: str) -> NotJsonError | None:
+        """Return what in a value is not strict JSON once it is written, with its whole path.
+
+        Depth counts from the top, and a text is looked at only when it is written: part by part
+        they would be found elsewhere, or nowhere. A part that cannot be written counts as None.
+        """
+
+        def convert(part: Any) -> JsonValue:
+            try:
+                return self.form(type(part)).encode(part)
+            except Exception:  # whatever it is, the search by parts finds it
+                return None
+
+        try:
+            check_json(value, path, convert=convert)
+        except NotJsonError as error:
+            return error
+        return None
 
     # --- building ------------------------------------------------------------------------------
 
@@ -436,18 +455,6 @@ class _Converter(cattrs.Converter):
 
     def structure(self, obj: Any, cl: Any) -> Any:
         return self._form(Any if cl is None else cl).decode(obj, cl)
-
-
-def _not_json(value: Any, path: str) -> NotJsonError | None:
-    """Return what is wrong with a value that is no foreign part of it, with its whole path.
-
-    Its depth counts from the top: part by part it would be found elsewhere, or nowhere.
-    """
-    try:
-        check_json(value, path, convert=lambda _: None)
-    except NotJsonError as error:
-        return error
-    return None
 
 
 def is_plain_type(cls: type) -> bool:

@@ -696,7 +696,7 @@ VALUE_DOORS: tuple[Door, ...] = (
     Door(name="memo", call="ctx.memo(name, value)", path="$<memo name>"),
     Door(name="signal", call="harness.signal(id, name, value)", path="$<signal name>"),
     Door(
-        name="submission", call="conversation.submit(blocks)", path="$.content[0].opaque", levels=2
+        name="submission", call="conversation.submit(blocks)", path="$.content[0].opaque", levels=5
     ),
 )
 """The arguments and the results of tools are values too: what is wrong with those goes to the

@@ -429,7 +429,8 @@ class TreeTransaction(Transaction):
         name = check_name(name, "name")
         if key is not None:
             key = check_name(key, "key")
-        text = _json.dumps(payload, path=f"$<signal {name}>")
+        limit = self._session.settings.value_bytes_max
+        text = _json.dumps(payload, path=f"$<signal {name}>", bytes_max=limit)
         if len(text.encode()) > SIGNAL_BYTES_MAX:
             raise SignalRefusedError(
                 task_id, f"signal {name!r} is larger than {SIGNAL_BYTES_MAX} bytes"

@@ -59,6 +59,7 @@ AMBIENT = {"time", "random", "uuid", "secrets", "threading"}
 EXEMPT = {
     "pidurable.session._seams": AMBIENT,  # the seams themselves
     "pidurable.records._forms": {"uuid"},  # the type UUID, which values may be of
+    "pidurable.records._value_rules": {"uuid"},
     # A lock for callers in threads; uuid and birthday of a new store that is not told its own.
     "pidurable.storage": {"threading", "uuid", "time"},
     "pidurable.agent._models": {"time"},  # the default of `Models(now_us=)`, a seam of its own

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pidurable.errors import NotJsonError
-from pidurable.records import _value_rules
 from pidurable.records._codec import Codec
 from pidurable.records._json import check_json, dumps, loads, loads_stored
+from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._patch import same
 from pidurable.records._value_rules import (
     DEFAULTS,
@@ -168,7 +168,7 @@ def test_any_json_is_read_as_the_type_exactly_or_refused(example: Accepted, valu
 
 def test_the_table_names_its_own_limits() -> None:
     """The sentences hold the numbers of the code."""
-    limits = {str(_value_rules.VALUE_DEPTH_MAX), "-2**63", "2**64-1", "value_bytes_max"}
+    limits = {str(VALUE_DEPTH_MAX), "-2**63", "2**64-1", "value_bytes_max"}
     text = " ".join(rule.statement for rule in VALUE_RULES)
 
     assert {limit for limit in limits if limit not in text} == set()
