@@ -67,6 +67,11 @@ if TYPE_CHECKING:
         open_reader as open_reader,
     )
     from pidurable.harness._submission import Settled as Settled, Submission as Submission
+    from pidurable.harness._views import (
+        ConversationView as ConversationView,
+        HeadPlace as HeadPlace,
+        HistoryPage as HistoryPage,
+    )
     from pidurable.records._entries import (
         ConversationRecord as ConversationRecord,
         Edit as Edit,
@@ -210,6 +215,11 @@ _HOMES = {
     "pidurable.harness._submission": (
         "Settled",
         "Submission",
+    ),
+    "pidurable.harness._views": (
+        "ConversationView",
+        "HeadPlace",
+        "HistoryPage",
     ),
     "pidurable.records._entries": (
         "ConversationRecord",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
@@ -14,20 +12,19 @@ from pidurable.cli._tasks import check_store
 from pidurable.errors import NotFoundError
 from pidurable.harness._reader import Reader, open_reader
 from pidurable.records._entries import Entry
+from pidurable.records._entry_json import entry_json, role_of
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
-    ImageBlock,
     Message,
     SystemMessage,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
     ToolResultMessage,
-    UserMessage,
 )
 
-__all__ = ["entry_json", "entry_lines", "show_log"]
+__all__ = ["entry_lines", "show_log"]
 
 ENTRY_LINES_MAX = 40
 """Of one text in the log; `--full` and `-o json` show all."""
@@ -74,41 +71,6 @@ async def root_id(reader: Reader) -> int:
     return conversations[0].id
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON, its messages with their role."""
-    found = attrs.asdict(entry, filter=lambda field, _: not field.name.startswith("_"))
-    found["messages"] = [{"role": _role(message), **_asdict(message)} for message in entry.messages]
-    return found
-
-
-def _asdict(message: Message) -> dict[str, Any]:
-    found = attrs.asdict(message)
-    blocks = getattr(message, "blocks", None)
-    if blocks is not None:
-        found["blocks"] = [
-            {"type": _BLOCK_WORDS[type(block)], **attrs.asdict(block)} for block in blocks
-        ]
-    return found
-
-
-_BLOCK_WORDS: dict[type, str] = {
-    TextBlock: "text",
-    ThinkingBlock: "thinking",
-    ImageBlock: "image",
-    ToolCallBlock: "tool_call",
-}
-
-
-def _role(message: Message) -> str:
-    if isinstance(message, UserMessage):
-        return "user"
-    if isinstance(message, AssistantMessage):
-        return "assistant"
-    if isinstance(message, SystemMessage):
-        return "system"
-    return "tool"
-
-
 # --- lines ------------------------------------------------------------------------------------
 
 
@@ -140,7 +102,7 @@ def _title(entry: Entry) -> str:
         if message.is_error:
             title += f"  error{'' if message.code is None else f': {message.code}'}"
         return title
-    return _role(message)
+    return role_of(message)
 
 
 def _message_lines(message: Message, *, full: bool) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -22,8 +22,10 @@ from pidurable.agent._documents import (
 from pidurable.agent._inbox import Content, submit, withdraw_queued
 from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
-from pidurable.harness._events import Event, EventStream, Snapshot
+from pidurable.harness._conversation_watch import Told
+from pidurable.harness._events import Event, Snapshot
 from pidurable.harness._submission import Submission
+from pidurable.harness._views import ConversationView
 from pidurable.records import _json
 from pidurable.records._checks import check_reason
 from pidurable.records._entries import Conversation as ConversationRecord, Entry
@@ -31,6 +33,8 @@ from pidurable.records._ids import TaskId
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.records._tasks import OnRestart
 from pidurable.session._context import ModelContext
+from pidurable.session._documents import definition_of
+from pidurable.session._watch import Watch
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task
 from pidurable.tasks._transaction import TreeTransaction
@@ -238,32 +242,38 @@ class Conversation:
         await trio.lowlevel.checkpoint()
         return [Submission(self._harness, row.id) for row in rows]
 
+    # --- watching ------------------------------------------------------------------------
+
+    def watch(self) -> AbstractAsyncContextManager[Watch[ConversationView]]:
+        """Watch where this conversation stands: its view, then one frame for each commit.
+
+        `async with conversation.watch() as watch`, then `watch.value` and
+        `async for frame in watch`. A frame has the whole view (which shares with the one before it
+        what did not change) and, in `patch`, what a remote client needs. Watching slows no commit
+        and starts nothing; what is owned here is not part of it.
+
+        Raises:
+            NotFoundError: This session has no such conversation.
+            NestedCommitError: It is called in the body of a commit; watch before or after it.
+        """
+        return self._harness.watches.views(self.id)
+
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[tuple[Event, ...]]]:
         """Watch as events: a snapshot first, then one batch per commit.
 
-        A consumer that lags gets a new snapshot; leaving ends only this watch.
-        """
-        harness = self._harness
-        harness.session.conversation(self.id)
-        stream = EventStream(self.id)
-        # Listening from here on, and taking the snapshot as of this very commit: nothing between
-        # the two is told twice, or never.
-        harness.streams.add(stream)
-        try:
-            stream.begin(await self._snapshot())
-            # Closed with the watch: who leaves in the middle of a batch leaves no generator behind.
-            async with aclosing(stream.batches(self._snapshot)) as batches:
-                yield batches
-        finally:
-            harness.streams.discard(stream)
+        A consumer that lags gets a new snapshot; leaving ends only this watch. The iteration stops
+        when the harness closes.
 
-    async def _snapshot(self) -> Snapshot:
-        """Where the conversation stands as of the last commit before this call."""
-        live = self.live()
-        # `history` fixes that commit before it waits for anything.
-        entries = await self.history()
-        return Snapshot(tuple(entries), live)
+        Raises:
+            SessionPoisonedError: Out of the iteration: the storage failed; reopen it.
+        """
+        # Closed with the watch: who leaves in the middle of a batch leaves no generator behind.
+        async with (
+            self._harness.watches.told(self.id) as watch,
+            aclosing(_batches(watch)) as batches,
+        ):
+            yield batches
 
     # --- ending --------------------------------------------------------------------------
 
@@ -301,6 +311,20 @@ class Conversation:
         """Wait until no ordinary task is live below this conversation."""
         self._harness.start()
         await self._harness._runtime.wait_for_idle(self.id)
+
+
+async def _batches(watch: Watch[Told]) -> AsyncGenerator[tuple[Event, ...], None]:
+    """The batches of a watch, one for each commit that has something to tell."""
+    yield (_snapshot(watch.value.view),)
+    async for frame in watch:
+        events = (_snapshot(frame.value.view),) if frame.whole else frame.value.events
+        if events:
+            yield events
+
+
+def _snapshot(view: ConversationView) -> Snapshot:
+    live = view.documents[definition_of(LiveDocument).name]
+    return Snapshot(tuple(view.history), defaults_of(LiveDocument) if live is None else live.json())
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

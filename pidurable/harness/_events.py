@@ -1,24 +1,21 @@
 """Events of a conversation: what its commits say, for consumers that prefer events to state.
 
-Derived from commits, never stored. A consumer that lags behind by more than `WATCH_FRAMES_MAX`
-batches gets a new snapshot instead of what it missed; it never slows a commit.
+Derived from the frames of its watch, once for all who follow them, and never stored. A consumer
+that falls behind gets a new snapshot instead of what it missed, as any watcher gets a whole frame;
+it never slows a commit.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Sequence
 from typing import Any, final
 
 import attrs
-import trio
 
-from pidurable.agent._documents import LiveDocument, address_of, defaults_of
+from pidurable.agent._documents import LiveDocument, defaults_of
 from pidurable.records._entries import Entry
-from pidurable.records._limits import WATCH_FRAMES_MAX
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
-from pidurable.session._documents import DocChange
-from pidurable.session._transaction import Transaction
+from pidurable.records._submissions import SubmissionRecord
 
 
 @final
@@ -174,85 +171,33 @@ Event = (
 )
 
 
-class EventStream:
-    """One consumer of one conversation's events."""
+def events_of(
+    entries: Sequence[Entry],
+    submissions: Sequence[SubmissionRecord],
+    live: tuple[Any, Any] | None,
+) -> tuple[Event, ...]:
+    """What one commit means for one conversation, in the order in which it would be told.
 
-    def __init__(self, conversation_id: int) -> None:
-        self.conversation_id = conversation_id
-        self.lagged = False
-        self.closed = False
-        self._first: Snapshot | None = None
-        self._batches: deque[tuple[Event, ...]] = deque()
-        self._arrived = trio.Event()
-
-    def begin(self, first: Snapshot) -> None:
-        """Set the snapshot that everything pushed so far comes after."""
-        self._first = first
-
-    def push(self, batch: tuple[Event, ...]) -> None:
-        if self.lagged:
-            return
-        if len(self._batches) >= WATCH_FRAMES_MAX:
-            self._batches.clear()
-            self.lagged = True
-        else:
-            self._batches.append(batch)
-        self._arrived.set()
-
-    def close(self) -> None:
-        self.closed = True
-        self._arrived.set()
-
-    async def batches(
-        self, snapshot: Callable[[], Awaitable[Snapshot]]
-    ) -> AsyncGenerator[tuple[Event, ...], None]:
-        """Batches in order, one per commit; ends when the harness closes."""
-        while True:
-            if self._first is not None and not self.lagged:
-                first, self._first = self._first, None
-                yield (first,)
-            while self._batches:
-                yield self._batches.popleft()
-            if self.lagged:
-                # Listening again before the snapshot is taken, so that it has what was missed
-                # and the batches have what comes after it.
-                self.lagged = False
-                self._first = await snapshot()
-                continue
-            if self.closed:
-                return
-            self._arrived = trio.Event()
-            await self._arrived.wait()
-
-
-def events_of(tx: Transaction, conversation_id: int) -> tuple[Event, ...]:
-    """What one commit means for one conversation, in the order in which it would be told."""
-    events: list[Event] = []
-    address = address_of(LiveDocument, conversation_id)
-    change = next((c for c in tx.doc_changes if c.address == address), None)
-    before, after = _live_values(change)
-    if change is not None and before["run"] != after["run"] and before["run"] is not None:
-        ended_run: int | None = before["run"]
-    else:
-        ended_run = None
-    new_entries = [e for e in tx.entries if e.conversation_id == conversation_id]
-    for entry in new_entries:
-        events.append(_entry_event(entry))
-    for record in tx.submissions.values():
-        if record.conversation_id == conversation_id:
-            events.append(SubmissionChanged(record.id, record.status, record.reason))
-    if ended_run is not None:
-        events.append(_run_end(tx, ended_run, new_entries))
-    if change is not None:
-        events += _live_events(before, after, new_entries)
+    Args:
+        entries: What it has added to the conversation.
+        submissions: Those of the conversation that it has changed.
+        live: `pi.live` before and after it, where it was changed.
+    """
+    before, after = _live_values(live)
+    events: list[Event] = [_entry_event(entry) for entry in entries]
+    events += (SubmissionChanged(each.id, each.status, each.reason) for each in submissions)
+    ended = before["run"]
+    if live is not None and ended is not None and ended != after["run"]:
+        events.append(_run_end(submissions, ended, entries))
+    if live is not None:
+        events += _live_events(before, after, entries)
     return tuple(events)
 
 
-def _live_values(change: DocChange | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _live_values(live: tuple[Any, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     empty = defaults_of(LiveDocument)
-    if change is None:
-        return empty, empty
-    return change.before or empty, change.after or empty
+    before, after = live or (None, None)
+    return before or empty, after or empty
 
 
 def _entry_event(entry: Entry) -> Event:
@@ -264,8 +209,8 @@ def _entry_event(entry: Entry) -> Event:
     return EntryAdded(entry)
 
 
-def _run_end(tx: Transaction, run: int, entries: list[Entry]) -> RunEnd:
-    for record in tx.submissions.values():
+def _run_end(submissions: Sequence[SubmissionRecord], run: int, entries: Sequence[Entry]) -> RunEnd:
+    for record in submissions:
         if record.run == run and record.status in ("done", "unanswered"):
             return RunEnd(run, record.status, record.reason, record.detail)
     answered = any(
@@ -277,7 +222,7 @@ def _run_end(tx: Transaction, run: int, entries: list[Entry]) -> RunEnd:
 
 
 def _live_events(
-    before: dict[str, Any], after: dict[str, Any], entries: list[Entry]
+    before: dict[str, Any], after: dict[str, Any], entries: Sequence[Entry]
 ) -> list[Event]:
     events: list[Event] = []
     run: int | None = after["run"]
@@ -311,7 +256,7 @@ def _partial_events(before: Any, after: Any, generation: int | None) -> list[Eve
     return events
 
 
-def _call_events(before: list[Any], after: list[Any], entries: list[Entry]) -> list[Event]:
+def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) -> list[Event]:
     events: list[Event] = []
     known = {call["task"]: call for call in before}
     arguments = {

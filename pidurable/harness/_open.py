@@ -26,8 +26,8 @@ from pidurable.errors import (
     show,
 )
 from pidurable.harness._conversation import Conversation, change_agent
+from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
-from pidurable.harness._events import EventStream, events_of
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
 from pidurable.records._checks import is_id
@@ -67,7 +67,7 @@ class Harness:
         self._runtime = runtime
         self.session: Session = runtime.session
         self.registry = registry
-        self.streams: set[EventStream] = set()
+        self.watches = ConversationWatches(runtime.session)
         self._services = services
         self._waiting: dict[int, set[trio.Event]] = {}
         """By submission, whoever waits for it to change."""
@@ -508,10 +508,7 @@ class Harness:
         for id in tx.submissions:
             for event in self._waiting.pop(id, ()):
                 event.set()
-        for stream in self.streams:
-            batch = events_of(tx, stream.conversation_id)
-            if batch:
-                stream.push(batch)
+        self.watches.publish(tx)
 
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.release()
@@ -526,8 +523,6 @@ class Harness:
             for event in waiting:
                 event.set()
         self._waiting.clear()
-        for stream in self.streams:
-            stream.close()
 
 
 def _task_ids(storage: Storage, conversation_id: int) -> list[int]:

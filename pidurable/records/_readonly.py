@@ -38,8 +38,8 @@ def view_of(value: Any) -> Any:
     return value
 
 
-def _bare(value: Any) -> Any:
-    """What a view wraps; anything else as it is."""
+def bare(value: Any) -> Any:
+    """What a view wraps, which is not to be changed; anything else as it is."""
     return value._value if type(value) in (JsonObject, JsonArray) else value
 
 
@@ -74,7 +74,7 @@ class JsonObject(Mapping[str, Any]):
         return key in self._value
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._value == _bare(other))
+        return bool(self._value == bare(other))
 
     def __repr__(self) -> str:
         return repr(self._value)
@@ -123,10 +123,10 @@ class JsonArray(Sequence[Any]):
         return len(self._value)
 
     def __contains__(self, item: object) -> bool:
-        return _bare(item) in self._value
+        return bare(item) in self._value
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._value == _bare(other))
+        return bool(self._value == bare(other))
 
     def __repr__(self) -> str:
         return repr(self._value)

@@ -12,7 +12,7 @@ a commit body that writes nothing, while nothing can be stored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -174,7 +174,10 @@ class DocumentWatches:
         if definition.scope == "conversation":
             session.conversation(scope_id)
         watch: Watch[DocumentView[DocT] | None] = await at_one_point(
-            session, [address], lambda: self._join(definition, address)
+            session,
+            is_ready=lambda: session.has_docs([address]),
+            load=lambda: session.load_docs([address]),
+            join=lambda: self._join(definition, address),
         )
         try:
             yield watch
@@ -260,9 +263,19 @@ V = TypeVar("V")
 
 
 async def at_one_point(
-    session: Session, addresses: list[Address], join: Callable[[], Watch[V]]
+    session: Session,
+    *,
+    is_ready: Callable[[], bool],
+    load: Callable[[], Awaitable[None]],
+    join: Callable[[], Watch[V]],
 ) -> Watch[V]:
-    """Call `join` with some documents in memory as published, and let nothing come in between.
+    """Call `join` at a point of the line, with what it needs in memory as published there.
+
+    Args:
+        session: Whose line.
+        is_ready: Whether all of it is in memory already.
+        load: Reads it otherwise. Nothing can be stored meanwhile.
+        join: Registers, at once.
 
     Raises:
         SessionClosedError: The session is closed.
@@ -272,12 +285,13 @@ async def at_one_point(
     line.check_not_nested()
     await trio.lowlevel.checkpoint()
     line.check_usable()
-    if session.has_docs(addresses):
+    if is_ready():
         return join()
     watch: Watch[V] | None = None
     try:
         async with session.body(session.transaction()):
-            await session.load_docs(addresses)
+            if not is_ready():
+                await load()
             if line.poison is not None:
                 # Who watches has been told already, and nobody would tell this one.
                 line.check_usable()

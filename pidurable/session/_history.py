@@ -164,6 +164,14 @@ class Transcripts:
             limit,
         )
 
+    async def newest_head(self, conversation_id: int) -> tuple[int, int] | None:
+        """The newest entry of the history that carries a head, and the entry that it names."""
+        session = self._session
+        chain = self.lineage(conversation_id)
+        return await session.blocking.run(
+            _newest_head, session.storage, chain, session.line.published_seq
+        )
+
     def home_of(self, conversation_id: int, entry_id: int, home: int) -> int:
         """The conversation of the lineage that an entry of the history stands in.
 
@@ -179,15 +187,8 @@ def _read_range(
     storage: Storage, codec: Codec, chain: Lineage, published: int
 ) -> tuple[int, list[Entry]]:
     """The first id that was read from, and the entries from the newest head's target on."""
-    first = 1
-    for member, bound in chain:
-        newest = storage.last_head(member, before=bound)
-        while newest is not None and newest.seq > published:
-            newest = storage.last_head(member, before=newest.id)
-        if newest is not None:
-            assert newest.head is not None
-            first = newest.head
-            break
+    newest = _newest_head(storage, chain, published)
+    first = 1 if newest is None else newest[1]
     entries: list[Entry] = []
     for member, bound in reversed(chain):
         after = first - 1
@@ -200,6 +201,18 @@ def _read_range(
                 break
             after = page[-1].id
     return first, entries
+
+
+def _newest_head(storage: Storage, chain: Lineage, published: int) -> tuple[int, int] | None:
+    """The newest entry of a history that carries a head, and the entry that it names."""
+    for member, bound in chain:
+        newest = storage.last_head(member, before=bound)
+        while newest is not None and newest.seq > published:
+            newest = storage.last_head(member, before=newest.id)
+        if newest is not None:
+            assert newest.head is not None
+            return newest.id, newest.head
+    return None
 
 
 def _read_history(

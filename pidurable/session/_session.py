@@ -125,6 +125,8 @@ class Session:
         self._docs: OrderedDict[Address, DocState | None] = OrderedDict()
         self._transcripts = Transcripts(self)
         self._watches = DocumentWatches(self)
+        self.watch_ends: list[Callable[[PidurableError | None], None]] = [self._watches.end]
+        """Called when nothing is published any more: after the last commit, or with the error."""
         self._services = Services(self)
         self._staged = Staged()
         self._refusing = False
@@ -396,6 +398,10 @@ class Session:
         rows = self.storage.entries(conversation_id, before=before, limit=1, reverse=True)
         return rows[0].id if rows else None
 
+    async def newest_head(self, conversation_id: int) -> tuple[int, int] | None:
+        """The newest entry of the history that carries a head, and the entry that it names."""
+        return await self._transcripts.newest_head(conversation_id)
+
     # --- the line's adopter --------------------------------------------------------------
 
     def join(self, draft: Transaction) -> None:
@@ -430,7 +436,11 @@ class Session:
     def poisoned(self, error: SessionPoisonedError) -> None:
         for participant in self.participants:
             participant.poisoned(error)
-        self._watches.end(error)
+        self._end_watches(error)
+
+    def _end_watches(self, error: SessionPoisonedError | None) -> None:
+        for end in self.watch_ends:
+            end(error)
 
     def refusing(self, refusing: bool) -> None:
         if refusing != self._refusing:
@@ -454,7 +464,7 @@ class Session:
         """Let accepted commits finish, store the closing mark, close the storage. Shielded."""
         with trio.CancelScope(shield=True):
             await self.line.drain()
-            self._watches.end()
+            self._end_watches(None)
             try:
                 if self.line.poison is None:
                     batch = Batch(

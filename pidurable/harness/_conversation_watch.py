@@ -1,0 +1,234 @@
+"""Who watches which conversation, and what a commit means for them.
+
+A conversation that somebody watches has its view kept, and two hubs: one gives the views and their
+patches, the other what the agent's events are made of, which is more (submissions are in no view).
+Both are found by what a commit changed, never by going through all that is watched, and both are
+forgotten with the last who watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import attrs
+
+from pidurable.agent._documents import LiveDocument, address_of
+from pidurable.errors import PidurableError
+from pidurable.harness._events import Event, events_of
+from pidurable.harness._views import (
+    SHOWN_DOCUMENTS,
+    SHOWN_NAMES,
+    ConversationView,
+    DocumentStep,
+    HeadPlace,
+    HistoryPage,
+    patch_between,
+)
+from pidurable.records._entries import Entry
+from pidurable.records._limits import VIEW_PAGE_ENTRIES
+from pidurable.records._readonly import JsonObject, bare
+from pidurable.records._submissions import SubmissionRecord
+from pidurable.session._document_watch import at_one_point
+from pidurable.session._documents import SCOPES, definition_of, migrated
+from pidurable.session._watch import Hub, Watch
+
+if TYPE_CHECKING:
+    from pidurable.session._session import Session
+    from pidurable.session._transaction import Transaction
+
+V = TypeVar("V")
+
+_LIVE = definition_of(LiveDocument).name
+_SCOPE = SCOPES["conversation"]
+
+
+@attrs.define(eq=False)
+class _Changes:
+    """What one commit has done to one conversation."""
+
+    entries: list[Entry] = attrs.Factory(list)
+    submissions: list[SubmissionRecord] = attrs.Factory(list)
+    documents: dict[str, DocumentStep] = attrs.Factory(dict)
+
+
+@final
+class Told:
+    """A view, and what the commit that made it means in events."""
+
+    __slots__ = ("_changes", "_events", "view")
+
+    def __init__(self, view: ConversationView, changes: _Changes) -> None:
+        self.view = view
+        self._changes = changes
+        self._events: tuple[Event, ...] | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events, made once for all who follow them."""
+        if self._events is None:
+            changes = self._changes
+            live = changes.documents.get(_LIVE)
+            self._events = events_of(
+                changes.entries,
+                changes.submissions,
+                None if live is None else (live.before, live.after),
+            )
+        return self._events
+
+
+class _Watched:
+    """One conversation, for as long as somebody watches it."""
+
+    def __init__(self, view: ConversationView, seq: int, forget: Callable[[], None]) -> None:
+        def left(_: Hub[Any]) -> None:
+            if not self.views.size and not self.told.size:
+                forget()
+
+        self.view = view
+        self.views: Hub[ConversationView] = Hub(
+            view, seq=seq, to_json=ConversationView.json, on_empty=left
+        )
+        self.told: Hub[Told] = Hub(
+            Told(view, _Changes()), seq=seq, to_json=_told_json, on_empty=left
+        )
+
+    def publish(self, seq: int, changes: _Changes) -> None:
+        before, after = self.view, _next_view(self.view, changes)
+        live = _LIVE in changes.documents
+        if after is not before:
+            self.view = after
+            added, steps = len(changes.entries), changes.documents
+            self.views.publish(seq, after, lambda: patch_between(before, after, added, steps))
+        if changes.entries or changes.submissions or live:
+            self.told.publish(seq, Told(after, changes), None)
+
+    def end(self, error: PidurableError | None) -> None:
+        self.views.end(error)
+        self.told.end(error)
+
+
+def _told_json(told: Told) -> Any:
+    return told.view.json()
+
+
+def _next_view(before: ConversationView, changes: _Changes) -> ConversationView:
+    history, head, documents = before.history, before.head, before.documents
+    if not changes.entries and not changes.documents:
+        return before
+    if changes.entries:
+        history = history.grown(changes.entries)
+        for entry in changes.entries:
+            if entry.head is not None:
+                head = HeadPlace(entry.id, entry.head)
+    if changes.documents:
+        changed = {name: step.after for name, step in changes.documents.items()}
+        documents = JsonObject({**bare(documents), **changed})
+    return ConversationView(record=before.record, history=history, head=head, documents=documents)
+
+
+@final
+class ConversationWatches:
+    """The watched conversations of a harness."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watched: dict[int, _Watched] = {}
+        session.watch_ends.append(self._end)
+
+    def views(self, conversation_id: int) -> AbstractAsyncContextManager[Watch[ConversationView]]:
+        """Watch the view of a conversation; see `Conversation.watch`."""
+        return self._open(conversation_id, lambda watched: watched.views)
+
+    def told(self, conversation_id: int) -> AbstractAsyncContextManager[Watch[Told]]:
+        """Follow what the events of a conversation are made of."""
+        return self._open(conversation_id, lambda watched: watched.told)
+
+    @asynccontextmanager
+    async def _open(
+        self, conversation_id: int, hub_of: Callable[[_Watched], Hub[V]]
+    ) -> AsyncIterator[Watch[V]]:
+        session = self._session
+        session.conversation(conversation_id)
+        loaded: list[ConversationView] = []
+
+        async def load() -> None:
+            loaded.append(await self._load(conversation_id))
+
+        def join() -> Watch[V]:
+            watched = self._watched.get(conversation_id)
+            if watched is None:
+                (view,) = loaded
+                watched = self._watched[conversation_id] = _Watched(
+                    view,
+                    session.line.published_seq,
+                    lambda: self._forget(conversation_id),
+                )
+            return hub_of(watched).join(session.line.published_seq)
+
+        watch = await at_one_point(
+            session, is_ready=lambda: conversation_id in self._watched, load=load, join=join
+        )
+        try:
+            yield watch
+        finally:
+            watch._leave()
+
+    def _forget(self, conversation_id: int) -> None:
+        # Nothing is watched anew once all watches were ended.
+        self._watched.pop(conversation_id, None)
+
+    async def _load(self, conversation_id: int) -> ConversationView:
+        """Read where a conversation stands, while nothing can be stored."""
+        session = self._session
+        addresses = [address_of(cls, conversation_id) for cls in SHOWN_DOCUMENTS]
+        await session.load_docs(addresses)
+        newest = await session.history(conversation_id, limit=VIEW_PAGE_ENTRIES + 1)
+        head = await session.newest_head(conversation_id)
+        documents = {}
+        for cls, address in zip(SHOWN_DOCUMENTS, addresses, strict=True):
+            state = session.doc(address)
+            documents[address.name] = (
+                None if state is None else migrated(definition_of(cls), state.value, state.version)
+            )
+        return ConversationView(
+            record=session.conversation(conversation_id),
+            history=HistoryPage.of(newest),
+            head=None if head is None else HeadPlace(*head),
+            documents=JsonObject(documents),
+        )
+
+    def publish(self, tx: Transaction) -> None:
+        """Give what a commit has changed to those who watch it. Costs what it has changed."""
+        watched = self._watched
+        if not watched:
+            return
+        touched: dict[int, _Changes] = {}
+        for entry in tx.entries:
+            if entry.conversation_id in watched:
+                touched.setdefault(entry.conversation_id, _Changes()).entries.append(entry)
+        for record in tx.submissions.values():
+            if record.conversation_id in watched:
+                touched.setdefault(record.conversation_id, _Changes()).submissions.append(record)
+        for address, before, after, ops in tx.doc_changes:
+            id = address.scope_id
+            if address.scope != _SCOPE or id not in watched or address.name not in SHOWN_NAMES:
+                continue
+            documents = touched.setdefault(id, _Changes()).documents
+            standing = documents.get(address.name)
+            if standing is not None:
+                # Retired and created anew in one commit.
+                documents[address.name] = DocumentStep(
+                    before=standing.before, after=after, ops=None
+                )
+                continue
+            steps = None if before is None or after is None else ops
+            documents[address.name] = DocumentStep(before=before, after=after, ops=steps)
+        for id, changes in touched.items():
+            watched[id].publish(tx.seq, changes)
+
+    def _end(self, error: PidurableError | None) -> None:
+        ended, self._watched = self._watched, {}
+        for watched in ended.values():
+            watched.end(error)
