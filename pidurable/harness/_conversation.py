@@ -206,7 +206,9 @@ class Conversation:
             NotFoundError: No such conversation, or the entry is not in its history.
             InvalidArgumentError: The key names a conversation that is no fork of this one.
         """
-        id = await self._harness._runtime.commit(lambda tx: tx.fork(self.id, at, key=key))
+        # Not a body that awaits nothing: the documents are read in a thread when it has ended.
+        async with self._harness.commit() as tx:
+            id = tx.fork(self.id, at, key=key)
         return Conversation(self._harness, id)
 
     # --- reading -------------------------------------------------------------------------

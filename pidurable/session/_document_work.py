@@ -31,8 +31,7 @@ from pidurable.session._documents import (
     DocumentDefinition,
     Terms,
 )
-from pidurable.session._forks import CONVERSATION_SCOPE, Fork, policies_of
-from pidurable.session._seams import logger
+from pidurable.session._forks import Fork
 from pidurable.storage import Op
 
 if TYPE_CHECKING:
@@ -120,15 +119,14 @@ class DocumentWork:
         return None if state is None else (state.terms, state.value)
 
     def _pended(self, address: Address) -> _DocPending | None:
-        """What this commit has done to a document so far; one of its own forks is copied now."""
-        if self._forks and address.scope == CONVERSATION_SCOPE:
-            fork = self._forks.get(address.scope_id)
-            if fork is not None and address not in fork.settled:
-                fork.settled.add(address)
-                inherited = self._inherited(fork, address)
-                if inherited is not None:
-                    self._put(address, *inherited)
+        """What this commit has done to a document so far."""
+        if self._forks:
+            self._settle(address)
         return self._pending.get(address)
+
+    def _settle(self, address: Address) -> None:
+        """Give an address of a fork what it starts with; see the work on forks."""
+        raise NotImplementedError
 
     def _doc_state(self, address: Address) -> DocState | None:
         """What stands at an address, apart from the changes of this commit that are pending."""
@@ -300,69 +298,6 @@ class DocumentWork:
         self._pending = self._pending or {}
         self._pending[address] = pending
 
-    # --- forks ---------------------------------------------------------------------------
-
-    def _inherited(self, fork: Fork, address: Address) -> tuple[Terms, Any] | None:
-        """What an address of a fork starts with, as the parent stands in this body so far."""
-        living = self._drafted(address._replace(scope_id=fork.parent))
-        if living is not None and (living[0].fork != "as_of" or fork.seq is None):
-            return None if living[0].fork == "initial" else living
-        if fork.seq is None:
-            return None
-        past = self._drafted_as_of(address._replace(scope_id=fork.home), fork.seq)
-        if past is None or (living is None and past[0].fork != "as_of"):
-            return None
-        return past
-
-    def _drafted(self, address: Address) -> tuple[Terms, Any] | None:
-        """What stands at an address, with what a draft of it holds by now."""
-        for draft in self._drafts:
-            if draft.address == address:
-                self._compare(draft)
-        return self._standing(address)
-
-    def _drafted_as_of(self, address: Address, seq: int) -> tuple[Terms, Any] | None:
-        if seq == self.seq:
-            return self._drafted(address)
-        try:
-            state = self._session.staged_doc_as_of(address, seq)
-        except NotFoundError as unkept:
-            # Its class had another history policy then. That is no reason to fork nothing.
-            logger.warning("a fork starts without a document: %s", unkept)
-            return None
-        return None if state is None else (state.terms, state.value)
-
-    def _copy_documents(self, fork: Fork) -> None:
-        """Settle every address of a fork that has something to start with."""
-        policies = self._policies(fork.parent)
-        if fork.seq is not None and (fork.seq, fork.home) != (self.seq, fork.parent):
-            past = (
-                self._policies(fork.home)
-                if fork.seq == self.seq
-                else self._session.staged_policies_as_of(fork.home, fork.seq)
-            )
-            for address, policy in past.items():
-                policies.setdefault(address._replace(scope_id=fork.parent), policy)
-        for address in sorted(policies):
-            if policies[address] != "initial":
-                self._pended(address._replace(scope_id=fork.id))
-
-    def _policies(self, conversation_id: int) -> dict[Address, str]:
-        """What a fork does with each document of a conversation, as staged so far."""
-        scope = (CONVERSATION_SCOPE, conversation_id)
-        found = policies_of(self._session.storage.documents(*scope))
-        for address, state in self._session.staged_doc_changes(*scope):
-            if state is None:
-                found.pop(address, None)
-            else:
-                found[address] = state.fork
-        for address in self._retired:
-            found.pop(address, None)
-        for address, pending in self._pending.items():
-            if (address.scope, address.scope_id) == scope:
-                found[address] = pending.terms.fork
-        return found
-
     # --- the end of the body -------------------------------------------------------------
 
     def seal_documents(self) -> None:
@@ -379,6 +314,10 @@ class DocumentWork:
             self.writes.append((Op.DOCUMENT_RETIRE, (state.id, self.seq)))
         for address, pending in self._pending.items():
             self._store(address, pending)
+
+    def _copy_documents(self, fork: Fork) -> None:
+        """Settle all of a fork that is not settled yet; see the work on forks."""
+        raise NotImplementedError
 
     async def prepare(self) -> None:
         """Compare large drafts in a thread, before `seal`, so that the loop can go on meanwhile.

@@ -15,13 +15,15 @@ what stood there then decides. Holds at all times:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Sequence, Set
 
 import attrs
 
+from pidurable.errors import NotFoundError
 from pidurable.records._entries import Conversation
-from pidurable.session._documents import Address
-from pidurable.storage import DocumentRow
+from pidurable.session._documents import Address, DocState, load, load_as_of
+from pidurable.storage import DocumentRow, Storage
 
 CONVERSATION_SCOPE = 1
 
@@ -42,6 +44,42 @@ class Fork:
     only mean now."""
     settled: set[Address] = attrs.Factory(set)
     """Which of its addresses have what they start with."""
+    sources: Sources | None = None
+    """What was read for it, if it was read beforehand."""
+
+
+@attrs.define(eq=False)
+class Sources:
+    """What the storage has of the documents that a fork may start with. Read at one commit."""
+
+    policies: dict[Address, str] | None = None
+    """Of the parent's living documents; None: not read."""
+    past_policies: dict[Address, str] | None = None
+    """Of what lived at the fork entry, in the conversation that this stands in; None: not read."""
+    living: dict[Address, DocState | None] = attrs.Factory(dict)
+    past: dict[Address, DocState | None] = attrs.Factory(dict)
+
+
+def read_sources(storage: Storage, fork: Fork, known: Set[Address]) -> Sources:
+    """Read what a fork copies, but for the documents that are known already. Runs in a thread.
+
+    What was not kept of the past is left out: whoever asks for it is told.
+    """
+    policies = policies_of(storage.documents(CONVERSATION_SCOPE, fork.parent))
+    found = Sources(policies=policies)
+    now = ("current",) if fork.seq is not None else ("current", "as_of")
+    for address, policy in policies.items():
+        if policy in now and address not in known:
+            found.living[address] = load(storage, address)
+    if fork.seq is not None:
+        found.past_policies = policies_of(storage.documents_as_of(fork.home, seq=fork.seq))
+        for address, policy in found.past_policies.items():
+            if policies.get(address._replace(scope_id=fork.parent), policy) == "as_of":
+                with contextlib.suppress(NotFoundError):
+                    found.past[address] = load_as_of(
+                        storage, address, fork.seq, moment=f"commit {fork.seq}"
+                    )
+    return found
 
 
 def lineage(conversation_id: int, find: Callable[[int], Conversation]) -> Lineage:

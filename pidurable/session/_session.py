@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -220,6 +220,15 @@ class Session:
             return
         state = await self.blocking.run(_documents.load, self.storage, address)
         self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+
+    def cached_docs(self) -> Set[Address]:
+        """The addresses whose documents need not be read."""
+        return frozenset(self._docs)
+
+    def keep_docs(self, found: Mapping[Address, DocState | None]) -> None:
+        """Have documents in memory that were read while the line was held."""
+        for address, state in found.items():
+            self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
 
     def staged_docs_of(self, scope: int, scope_id: int) -> list[Address]:
         """Addresses of the living documents of a scope."""

@@ -23,7 +23,8 @@ from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import Message
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.session._document_work import NO_DICT, NO_LIST, DocumentWork
+from pidurable.session._document_work import NO_DICT, NO_LIST
+from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
 from pidurable.storage import (
     ConversationRow,
@@ -45,7 +46,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Transaction(DocumentWork):
+class Transaction(ForkWork):
     """One commit in the making. Obtained from `harness.commit()` or `ctx.commit()`."""
 
     def __init__(self, session: Session, *, by_task: int | None = None, flush: bool = True) -> None:

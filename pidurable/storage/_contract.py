@@ -426,7 +426,10 @@ class Storage(Protocol):
         ...
 
     def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
-        """All documents of a conversation that lived after a commit, by name and key."""
+        """The rewindable documents of a conversation that lived after a commit, by name and key.
+
+        Visits each address that ever had a rewindable document once.
+        """
         ...
 
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
@@ -436,6 +439,6 @@ class Storage(Protocol):
     def blob(self, sha256: str) -> bytes | None: ...
 
 
-def lived(row: DocumentRow, seq: int) -> bool:
+def has_lived(row: DocumentRow, seq: int) -> bool:
     """Whether a document stood at its address after a commit."""
     return row.created_seq <= seq and (row.retired_seq is None or row.retired_seq > seq)

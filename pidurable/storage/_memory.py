@@ -39,7 +39,7 @@ from pidurable.storage._contract import (
     SubmissionStateRow,
     TaskRow,
     TaskStateRow,
-    lived,
+    has_lived,
 )
 from pidurable.storage._holder import LockState, check_free, judge
 from pidurable.storage._memory_checks import check_row
@@ -739,13 +739,13 @@ class MemoryStorage:
             if created is None:
                 return None
             row = data.documents[data.documents_past[conversation, name, key, created]]
-            return row if lived(row, seq) else None
+            return row if has_lived(row, seq) else None
 
     def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
         with self._data.mutex:
             addresses = sorted(self._use().addresses_by_conversation.get(conversation, ()))
             found = (self.document_as_of(conversation, *each, seq=seq) for each in addresses)
-            return [row for row in found if row is not None]
+            return [row for row in found if row is not None and row.history == "rewindable"]
 
     def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
         end = _LAST_ID if upto_seq is None else upto_seq + 1

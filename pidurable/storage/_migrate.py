@@ -43,6 +43,10 @@ def _keep_when_documents_ended(connection: Executes) -> None:
         "\nwhere scope = 1"
     )
     connection.execute(
+        "create index documents_rewindable\non documents (scope_id, name, key)"
+        "\nwhere scope = 1 and history = 'rewindable'"
+    )
+    connection.execute(
         "update documents\nset retired_seq = ("
         "\n  select created_seq\n  from documents as later\n  where later.scope = 1"
         " and later.scope_id = documents.scope_id and later.name = documents.name"

@@ -49,7 +49,7 @@ from pidurable.storage._contract import (
     StartRow,
     SubmissionRow,
     TaskRow,
-    lived,
+    has_lived,
 )
 from pidurable.storage._holder import (
     LockFile,
@@ -717,16 +717,16 @@ class SqliteStorage:
     ) -> DocumentRow | None:
         rows = self._rows("document_as_of", (conversation, name, key, seq))
         row = DocumentRow(*rows[0]) if rows else None
-        return row if row is not None and lived(row, seq) else None
+        return row if row is not None and has_lived(row, seq) else None
 
     def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
         # From address to address: a scan would visit every document that ever stood at each.
         found: list[DocumentRow] = []
         address = ("", "")
-        while rows := self._rows("next_address", (conversation, *address)):
+        while rows := self._rows("next_rewindable", (conversation, *address)):
             address = rows[0]
             row = self.document_as_of(conversation, *address, seq=seq)
-            if row is not None:
+            if row is not None and row.history == "rewindable":
                 found.append(row)
         return found
 

@@ -195,9 +195,9 @@ READS: dict[str, str] = {
         "\nwhere scope = 1 and scope_id = ? and name = ? and key = ? and created_seq <= ?"
         "\norder by created_seq desc\nlimit 1"
     ),
-    "next_address": (
+    "next_rewindable": (
         "select name, key\nfrom documents"
-        "\nwhere scope = 1 and scope_id = ? and (name, key) > (?, ?)"
+        "\nwhere scope = 1 and history = 'rewindable' and scope_id = ? and (name, key) > (?, ?)"
         "\norder by name, key\nlimit 1"
     ),
     "revisions": (

@@ -213,6 +213,11 @@ create unique index documents_past
   on documents (scope_id, name, key, created_seq)
   where scope = 1;
 
+-- What a fork may have to look back for: a family of others may be large.
+create index documents_rewindable
+  on documents (scope_id, name, key)
+  where scope = 1 and history = 'rewindable';
+
 create table revisions (
   document integer not null,
   seq integer not null,

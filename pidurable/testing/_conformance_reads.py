@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from pidurable.errors import SessionClosedError
 from pidurable.storage import EntryRow, Op, RevisionRow
 from pidurable.testing._conformance_base import (
     Store,
+    Write,
     conformance_case,
     conversation,
     document,
@@ -339,21 +341,32 @@ def documents_are_found_by_their_address(store: Store) -> None:
 
 @conformance_case
 def documents_of_the_past_are_found(store: Store) -> None:
-    """As of a commit an address has what lived then: from its creation until it was retired."""
+    """As of a commit an address has what lived then: from its creation until it was retired.
+
+    All of them are asked for one by one; together only those that are rewindable.
+    """
     storage = store.hold()
+
+    def past(id: int, created_seq: int, **changes: Any) -> Write:
+        given = {"name": "app.b", "history": "rewindable", **changes}
+        return document(id, created_seq=created_seq, **given)
+
     store.write(
-        document(2, name="app.b", created_seq=5),
+        past(2, 5),
         (Op.DOCUMENT_RETIRE, (2, 9)),
-        document(4, name="app.b", created_seq=9),
-        document(6, name="app.b", created_seq=20, scope_id=2),
-        document(8, name="app.b", created_seq=6, key="k"),
-        document(10, name="app.a", created_seq=12, history="rewindable"),
+        past(4, 9),
+        past(6, 20, scope_id=2),
+        past(8, 6, key="k"),
+        past(10, 12, name="app.a"),
+        past(11, 6, name="app.c", history="latest"),
+        past(13, 6, name="app.c", key="k", history="latest"),
         # Documents of tasks and of the session have no past.
-        document(12, name="app.b", created_seq=5, scope=2),
-        document(14, name="app.b", created_seq=5, scope=0, scope_id=0),
+        past(12, 5, scope=2),
+        past(14, 5, scope=0, scope_id=0),
     )
     store.write((Op.DOCUMENT_RETIRE, (4, 15)), (Op.DOCUMENT_RETIRE, (10, 12)))
-    store.write(document(16, name="app.b", created_seq=30))
+    store.write(past(16, 30))
+    store.write((Op.DOCUMENT_TERMS, (13, "rewindable", "as_of")))
 
     def at(seq: int, key: str = "") -> int | None:
         row = storage.document_as_of(1, "app.b", key, seq=seq)
@@ -363,11 +376,13 @@ def documents_of_the_past_are_found(store: Store) -> None:
     equal(found, {4: None, 5: 2, 8: 2, 9: 4, 14: 4, 15: None, 29: None, 30: 16, 2**62: 16})
     equal([at(5, "k"), at(6, "k"), at(6, "other")], [None, 8, None])
     row = storage.document_as_of(1, "app.b", "", seq=5)
-    equal(row, document(2, name="app.b", created_seq=5, retired_seq=9)[1])
+    equal(row, past(2, 5, retired_seq=9)[1])
+    latest = storage.document_as_of(1, "app.c", "", seq=6)
+    equal(latest and latest.id, 11, "one that keeps no past is found all the same")
     equal(ids(storage.documents_as_of(1, seq=4)), [])
-    equal(ids(storage.documents_as_of(1, seq=6)), [2, 8])
-    equal(ids(storage.documents_as_of(1, seq=12)), [4, 8])
-    equal(ids(storage.documents_as_of(1, seq=40)), [16, 8])
+    equal(ids(storage.documents_as_of(1, seq=6)), [2, 8, 13])
+    equal(ids(storage.documents_as_of(1, seq=12)), [4, 8, 13])
+    equal(ids(storage.documents_as_of(1, seq=40)), [16, 8, 13])
     equal(ids(storage.documents_as_of(2, seq=40)), [6])
     equal(ids(storage.documents_as_of(3, seq=40)), [])
 

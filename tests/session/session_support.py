@@ -235,10 +235,10 @@ class Place:
             )
         return self._session
 
-    async def run(self, body: Callable[[Transaction], T]) -> T:
+    async def run(self, body: Callable[[Transaction], T], *, flush: bool = True) -> T:
         """Commit a body that awaits nothing."""
         session = await self.session()
-        return await session.run(session.transaction(), body)
+        return await session.run(session.transaction(flush=flush), body)
 
     async def close(self) -> None:
         await self._opened.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import trio
 from session_support import (
     PLACES,
+    HeldBlocking,
     Note,
     Place,
     line_held,
@@ -399,3 +401,49 @@ async def test_a_document_at_the_limit_is_copied_and_one_above_refuses_the_fork(
         assert len((await place.session()).storage.conversations_by_owner(None)) == 1
         fork = await fork_under(size, place, top)
         assert (await place.session()).snapshot(Current, fork) == Current("é" * 500)
+
+
+class Noticing(HeldBlocking):
+    """Blocking work in the loop, which knows when it is at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = False
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        self.inside = True
+        try:
+            return await super().run(fn, *args)
+        finally:
+            self.inside = False
+
+
+async def test_what_a_fork_copies_is_read_outside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its body may await: also documents of the past, and those that nobody had read."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
+        entries = [await set_all(session, top, value) for value in "ab"]
+    again = storage.reopen()
+    blocking = Noticing()
+    outside: list[str] = []
+
+    def noticed(name: str) -> Any:
+        read = getattr(again, name)
+
+        def reading(*args: Any, **named: Any) -> Any:
+            if not blocking.inside:
+                outside.append(name)
+            return read(*args, **named)
+
+        return reading
+
+    for name in ("document", "documents", "revisions", "document_as_of", "documents_as_of"):
+        monkeypatch.setattr(again, name, noticed(name))
+    async with open_test_session(again, blocking=blocking) as session:
+        async with session.body(session.transaction()) as tx:
+            fork = tx.fork(top, entries[0])
+        assert outside == []
+        assert values(session, fork) == [None, "b", "a"]
+        await session.run(session.transaction(), lambda tx: tx.fork(top, entries[0]))
+        assert "documents_as_of" in outside

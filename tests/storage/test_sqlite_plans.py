@@ -55,13 +55,14 @@ def test_live_tasks_walk_the_partial_index(store: Path, name: str) -> None:
 
 
 def test_the_past_of_an_address_is_found_at_once(store: Path) -> None:
-    """However many documents stood there, one is visited; and one for each address of a scope."""
+    """However many stood there, one is visited; a fork asks only for rewindable ones."""
     assert plan(store, statements.READS["document_as_of"]) == [
         "SEARCH documents USING INDEX documents_past"
         " (scope_id=? AND name=? AND key=? AND created_seq<?)"
     ]
-    assert plan(store, statements.READS["next_address"]) == [
-        "SEARCH documents USING COVERING INDEX documents_past (scope_id=? AND (name,key)>(?,?))"
+    assert plan(store, statements.READS["next_rewindable"]) == [
+        "SEARCH documents USING COVERING INDEX documents_rewindable"
+        " (scope_id=? AND (name,key)>(?,?))"
     ]
 
 
