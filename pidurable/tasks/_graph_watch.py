@@ -16,7 +16,8 @@ every commit, but for the last point after every batch, which is the least that 
 
 The beginning is read in a body that holds the line and writes nothing, in a thread: for all tasks
 as much as the limit allows, below a root every live task there besides (in memory). Measured on
-SQLite: 10 ms at a limit of 1,000, 0.15 s at 10,000; below a root 0.5 us more for each task there.
+SQLite: 10 ms at a limit of 1,000, 0.15 s at 10,000; below a root 0.5 us more for each task there. A
+commit that changes one task takes 15 us longer, 0.2 ms where it frees a place that is filled.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import player
 from player import Player, first_difference, play, quiet_logs, replay_command
 from programs import Program, draw_program, shrink
 from rare import RARE
+from watched_player import WatchedPlayer
 
 STEPS = 70
 SQLITE_EVERY = 40
@@ -69,6 +70,7 @@ def run(
     differences_max: int = 1,
     seconds_max: float | None = None,
     tries: int = 300,
+    kind: type[Player] = Player,
 ) -> Report:
     """Play the programs of consecutive seeds."""
     report = Report(seed)
@@ -80,7 +82,8 @@ def run(
             path = None
             if number % SQLITE_EVERY == 12:
                 path = Path(folder) / f"{one}.sqlite"
-            _one(report, program, one, path, twice=number % TWICE_EVERY == 0, tries=tries)
+            twice = number % TWICE_EVERY == 0
+            _one(report, program, one, path, twice=twice, tries=tries, kind=kind)
             report.seconds = time.perf_counter() - started
             if len(report.differences) >= differences_max:
                 break
@@ -90,9 +93,16 @@ def run(
 
 
 def _one(
-    report: Report, program: Program, seed: int, path: Path | None, *, twice: bool, tries: int
+    report: Report,
+    program: Program,
+    seed: int,
+    path: Path | None,
+    *,
+    twice: bool,
+    tries: int,
+    kind: type[Player],
 ) -> None:
-    found = first_difference(program, seed=seed, path=path)
+    found = first_difference(program, seed=seed, path=path, kind=kind)
     report.programs += 1
     if isinstance(found, Player):
         report.steps += found.steps
@@ -102,17 +112,17 @@ def _one(
         trace = "\n".join(found.ledger.trace)
         report.digest.update(trace.encode())
         if twice and path is None:
-            again = play(program, seed=seed)
+            again = play(program, seed=seed, kind=kind)
             if "\n".join(again.ledger.trace) != trace:
                 report.differences.append(f"seed {seed}: played twice, two traces")
         return
     where = "" if path is None else " (on SQLite)"
 
     def fails(candidate: Program) -> bool:
-        return isinstance(first_difference(candidate, seed=seed), str)
+        return isinstance(first_difference(candidate, seed=seed, kind=kind), str)
 
     shrunk = shrink(program, fails, tries=tries) if path is None else program
-    final = first_difference(shrunk, seed=seed) if path is None else found
+    final = first_difference(shrunk, seed=seed, kind=kind) if path is None else found
     report.differences.append(
         f"seed {seed}{where}: {found}\n"
         f"shrunk to {len(shrunk)} of {len(program)} operations: {final}\n"
@@ -134,11 +144,14 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=300, help="most tries to shrink")
     parser.add_argument("--program", help="play this one and print its trace")
     parser.add_argument("--model-only", action="store_true", help="recount no index of the runtime")
+    parser.add_argument("--graphs", action="store_true", help="watch the task graph as well")
     given = parser.parse_args()
+    kind = WatchedPlayer if given.graphs else Player
     quiet_logs()
     player.recounts = not given.model_only
     if given.program is not None:
-        found = first_difference([tuple(each) for each in json.loads(given.program)], given.seed)
+        program = [tuple(each) for each in json.loads(given.program)]
+        found = first_difference(program, given.seed, kind=kind)
         print(found if isinstance(found, str) else "\n".join(found.ledger.trace[-40:]))
         return int(isinstance(found, str))
     report = run(
@@ -148,6 +161,7 @@ def main() -> int:
         differences_max=given.differences,
         seconds_max=given.seconds,
         tries=given.tries,
+        kind=kind,
     )
     print(show_rare(report))
     print(f"  trace {report.digest.hexdigest()}")

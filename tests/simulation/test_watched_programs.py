@@ -12,6 +12,8 @@ from player import first_difference, quiet_logs
 from programs import draw_program
 from watched_player import WatchedPlayer
 
+from pidurable.session import _watch
+
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
@@ -46,6 +48,16 @@ def test_every_graph_is_what_a_recount_of_the_rows_makes() -> None:
     """Of all and below roots, with several limits, over crashes and reopenings, patch by patch."""
     first = int(os.environ.get("PROGRAMS_SEED", "0"))
     played(range(first, first + 8))
+
+
+def test_whoever_falls_behind_is_given_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for three frames only, the first value and all frames lead to the last value."""
+    monkeypatch.setattr(_watch, "WATCH_FRAMES_MAX", 3)
+
+    found = first_difference(draw_program(3, 70), 3, kind=WatchedPlayer)
+
+    assert isinstance(found, WatchedPlayer), found
+    assert found.whole >= 5
 
 
 def test_graphs_read_from_sqlite_are_the_same(tmp_path: Path) -> None:

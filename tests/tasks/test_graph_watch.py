@@ -372,6 +372,25 @@ async def test_a_frame_shares_what_its_commit_did_not_change() -> None:
             assert list(before.tasks) == ids
 
 
+async def test_a_fork_of_a_task_is_among_what_it_owns() -> None:
+    """It comes in the frame of the commit that forks, and is read again by who looks later."""
+    world = World()
+
+    async def forks(at: Any, ctx: Any) -> None:
+        async with ctx.commit() as tx:
+            tx.fork(ROOT, key="copy")
+            tx.wait(then=Next(), signals=True)
+
+    async with world.open() as rt, rt.graphs.watch(None, 10) as watch:
+        await rt.commit(lambda tx: tx.append(ROOT, {"a": 1}, kind="test.note"))
+        top = await world.create("forks", forks)
+        *_, last = await taken(watch)
+        owned = {each.key: each.owner for each in last.value.conversations.values()}
+        assert owned == {None: None, "copy": top}
+        async with rt.graphs.watch(None, 9) as anew:
+            assert anew.value == watch.value
+
+
 async def test_wide_waits_and_many_owned_conversations_are_cut() -> None:
     """Of 150 awaited ids the first 100 are named, of 103 owned conversations the first 100."""
     world = World()

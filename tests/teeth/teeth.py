@@ -40,6 +40,8 @@ class Tooth:
     find: str
     """Text that occurs exactly once; blanks and line ends count as one blank."""
     become: str
+    graphs: bool = False
+    """Whether it is to be found by watching the task graph."""
 
     def plant(self, package: Path) -> None:
         path = package / "tasks" / self.module
@@ -165,6 +167,55 @@ TEETH = (
         find="yield from self._kinds.needs(id, tx) return pending = [id]",
         become="yield from self._kinds.needs(id, tx)\n            return\n        pending = []",
     ),
+    Tooth(
+        name="lose count of what a graph leaves out",
+        module="_graph_watch.py",
+        find="elif self._root is None: self._left_out -= 1",
+        become="elif self._root is None:\n            pass",
+        graphs=True,
+    ),
+    Tooth(
+        name="fill the places of a graph in the middle of a batch",
+        module="_graph_watch.py",
+        find="and room > 0 and tx.seq == session.line.published_seq:",
+        become="and room > 0:",
+        graphs=True,
+    ),
+    Tooth(
+        name="show a task before older ones that are left out",
+        module="_graph_watch.py",
+        find="if not self._left_out: self._try_to_enter(",
+        become="if True:\n            self._try_to_enter(",
+        graphs=True,
+    ),
+    Tooth(
+        name="keep a conversation in a graph when its owner has left",
+        module="_graph_watch.py",
+        find="for conversation in self._owned.pop(id):",
+        become="for conversation in self._owned.pop(id)[:0]:",
+        graphs=True,
+    ),
+    Tooth(
+        name="leave the phase of a task in a graph as it was",
+        module="_graph_watch.py",
+        find="told.phases.get(id, shown.phase)",
+        become="shown.phase",
+        graphs=True,
+    ),
+    Tooth(
+        name="follow a root that has ended",
+        module="_graph_watch.py",
+        find="if self._root is not None and self._root in told.ended:",
+        become="if False:",
+        graphs=True,
+    ),
+    Tooth(
+        name="leave a changed field out of a patch",
+        module="_graph.py",
+        find='("abort_reason", lambda task: task.abort_reason),',
+        become='("abort_reason", lambda task: task.abort_reason and "user"),',
+        graphs=True,
+    ),
 )
 
 
@@ -193,6 +244,8 @@ def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
         command = [sys.executable, str(RUNNER), "--programs", str(programs), "--tries", "0"]
         # What the recount would find is not the merit of the model.
         command.append("--model-only")
+        if tooth is not None and tooth.graphs:
+            command.append("--graphs")
         try:
             done = subprocess.run(
                 command,
