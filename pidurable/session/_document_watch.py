@@ -224,7 +224,7 @@ class DocumentWatches:
             classes = self.hubs.get(change.address)
             if classes is None:
                 continue
-            if change.after is None:
+            if change.held_after is None:
                 # What is created there later, in this very commit too, is another document.
                 del self.hubs[change.address]
                 for hub in classes.values():

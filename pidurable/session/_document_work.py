@@ -23,7 +23,7 @@ from pidurable.errors import (
 from pidurable.records import _json, _patch
 from pidurable.records._entries import Conversation
 from pidurable.records._limits import KIB
-from pidurable.session import _documents
+from pidurable.session import _documents, _grown
 from pidurable.session._documents import (
     Address,
     DocChange,
@@ -69,8 +69,14 @@ class _DocPending:
     """What the value will be stored with."""
     state: DocState | None
     """As before this commit; None for a new document."""
-    value: Any
+    held: Any
+    """What it holds by now: the value, or what it has grown to."""
     ops: list[Any] = attrs.Factory(list)
+
+    @property
+    def value(self) -> Any:
+        """The value as JSON, which must not be changed."""
+        return _grown.plain(self.held)
 
 
 class DocumentWork:
@@ -217,7 +223,7 @@ class DocumentWork:
         for draft in self._drafts:
             if draft.address == address:
                 self._compare(draft)
-        if self.doc_value(address) is None:
+        if self._pended(address) is None and self._doc_state(address) is None:
             raise NotFoundError("document", address.name, "Create it with tx.document first.")
         self.patch_doc(_documents.definition_of(cls), address, ops)
 
@@ -286,13 +292,17 @@ class DocumentWork:
             state = self._doc_state(address)
             check(state is not None, f"document {address} was to be changed and does not exist")
             assert state is not None
-            pending = _DocPending(state.terms, state, state.value)
+            pending = _DocPending(state.terms, state, state.held)
         if pending.terms.version != definition.version:
-            pending.value = _documents.migrated(definition, pending.value, pending.terms.version)
+            pending.held = _documents.migrated(definition, pending.value, pending.terms.version)
             if pending.state is not None:
                 pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
         pending.terms = definition.terms
-        pending.value = _patch.apply(pending.value, copied)
+        before = pending.state
+        if before is not None and before.bytes_bound >= _grown.LONG_CHARACTERS_MIN:
+            pending.held = _grown.changed(pending.held, copied)
+        else:
+            pending.held = _patch.apply(pending.value, copied)
         if pending.state is not None:
             pending.ops += copied
         self._pending = self._pending or {}
@@ -310,7 +320,7 @@ class DocumentWork:
             self.docs, self.doc_changes = {}, []
         for address, state in self._retired.items():
             self.docs[address] = None
-            self.doc_changes.append(DocChange(address, state.value, None, []))
+            self.doc_changes.append(DocChange(address, state.held, None, []))
             self.writes.append((Op.DOCUMENT_RETIRE, (state.id, self.seq)))
         for address, pending in self._pending.items():
             self._store(address, pending)
@@ -357,17 +367,17 @@ class DocumentWork:
                 seq=self.seq,
                 settings=session.settings,
             )
-            self.doc_changes.append(DocChange(address, None, after.value, []))
+            self.doc_changes.append(DocChange(address, None, after.held, []))
         else:
             after, rows = _documents.change(
                 state,
                 pending.ops,
-                pending.value,
+                pending.held,
                 terms=pending.terms,
                 seq=self.seq,
                 settings=session.settings,
             )
-            self.doc_changes.append(DocChange(address, state.value, after.value, pending.ops))
+            self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
         self.docs[address] = after
         self.writes += rows
 

@@ -30,6 +30,7 @@ from pidurable.errors import (
 from pidurable.records import _json, _patch
 from pidurable.records._checks import check_name
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
+from pidurable.session._grown import plain
 from pidurable.session._seams import logger
 from pidurable.storage import DocumentRow, Op, RevisionRow, Storage
 
@@ -136,7 +137,8 @@ class DocState:
     version: int
     history: str
     fork: str
-    value: Any
+    held: Any
+    """The value, or what it has grown to."""
     base_bytes: int
     delta_bytes: int
     deltas: int
@@ -145,18 +147,33 @@ class DocState:
     to it since."""
 
     @property
+    def value(self) -> Any:
+        """The value as JSON, which must not be changed."""
+        return plain(self.held)
+
+    @property
     def terms(self) -> Terms:
         """What it is stored with."""
         return Terms(self.version, self.history, self.fork)
 
 
 class DocChange(NamedTuple):
-    """One document changed by a commit. `after` is None when it was retired."""
+    """One document changed by a commit: what it held before and after, or None for nothing."""
 
     address: Address
-    before: Any
-    after: Any
+    held_before: Any
+    held_after: Any
     ops: list[Any]
+
+    @property
+    def before(self) -> Any:
+        """The value before; None where the document is new."""
+        return plain(self.held_before)
+
+    @property
+    def after(self) -> Any:
+        """The value after; None when it was retired."""
+        return plain(self.held_after)
 
 
 def address(definition: DocumentDefinition, scope_id: int, key: str = "") -> Address:
@@ -294,9 +311,9 @@ def create(
 
 
 def change(
-    state: DocState, ops: list[Any], value: Any, *, terms: Terms, seq: int, settings: Settings
+    state: DocState, ops: list[Any], held: Any, *, terms: Terms, seq: int, settings: Settings
 ) -> tuple[DocState, Rows]:
-    """The document after `ops`, which made `value` of it, and the rows that store the step.
+    """The document after `ops`, by which it holds `held`, and the rows that store the step.
 
     It is stored with the terms of the class that changed it, so that a new history or fork policy
     counts from the next change on.
@@ -313,13 +330,13 @@ def change(
             # within the value is the exception.
             bound = state.bytes_bound + _bytes_of(text)
             if bound > settings.document_bytes_max or _copies(ops):
-                bound = _bytes_of(_json.dumps(value, path=path))
+                bound = _bytes_of(_json.dumps(plain(held), path=path))
                 _check_size(state.address, bound, settings)
             after = DocState(
                 state.id,
                 state.address,
                 *terms,
-                value,
+                held,
                 state.base_bytes,
                 delta_bytes,
                 state.deltas + 1,
@@ -327,6 +344,7 @@ def change(
             )
             rows.append((Op.REVISION, RevisionRow(state.id, seq, 0, terms.version, text)))
             return after, rows
+    value = plain(held)
     base = _json.dumps(value, path=path)
     size = _bytes_of(base)
     _check_size(state.address, size, settings)
