@@ -116,7 +116,10 @@ def submit(
     if request_id is not None:
         request_id = check_name(request_id, "request_id")
     tx.conversation(conversation_id)
-    encoded = _checked_blocks(blocks_of(content), session.settings.value_bytes_max)
+    blocks = blocks_of(content)
+    # Here, where the sender is told, and not when the input is placed.
+    encoded = _checked_blocks(blocks, session.settings.value_bytes_max)
+    tx.check_images([UserMessage(blocks=blocks, at_us=0)])
     digest = text_digest(_json.dumps(encoded, path="$.content"))
     if request_id is not None:
         earlier = _by_request(session, tx, conversation_id, request_id)

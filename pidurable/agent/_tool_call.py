@@ -33,6 +33,7 @@ from pidurable.agent._tool_result import (
     FinalResult,
     error_result,
     final_result,
+    shown_blocks,
     with_committed,
     with_output,
 )
@@ -270,7 +271,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         message = ToolResultMessage(
             call=(ctx.input.assistant, ctx.input.index),
             name=ctx.input.name,
-            blocks=final.blocks,
+            blocks=shown_blocks(tx, final.blocks),
             is_error=final.is_error,
             at_us=tx.now_us(),
             code=final.code,

@@ -19,6 +19,7 @@ from pidurable.errors import NotJsonError, show
 from pidurable.records import _json
 from pidurable.records._messages import Block, ImageBlock, TextBlock, Usage
 from pidurable.registry._tool import Tool, ToolResult
+from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
 
 ERROR_TEXT_BYTES_MAX = 12 * 1024
@@ -167,6 +168,16 @@ def _bounded_blocks(blocks: Sequence[Block], tool: Tool[..., Any]) -> tuple[Bloc
     if dropped:
         kept.append(TextBlock(text=f"[{dropped} blocks of output were dropped]"))
     return tuple(kept)
+
+
+def shown_blocks(tx: Transaction, blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks as they are stored: an image whose bytes are not in the store becomes a note."""
+    return tuple(
+        TextBlock(text=f"(an image, {block.media_type}, whose bytes were not stored)")
+        if isinstance(block, ImageBlock) and not tx.has_blob(block.blob)
+        else block
+        for block in blocks
+    )
 
 
 def _checked_usage(usage: object) -> Usage | None:

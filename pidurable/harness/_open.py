@@ -449,6 +449,18 @@ class Harness:
         node = self._runtime.published.task(task_id)
         return node is not None and node.below > 0
 
+    async def blob(self, sha256: str) -> bytes:
+        """The bytes that a message refers to, or that `tx.put_blob` stored.
+
+        Args:
+            sha256: Their name, as in `ImageBlock.blob`: SHA-256 in lower-case hex.
+
+        Raises:
+            NotFoundError: Nothing is stored under this name.
+            StorageCorruptError: The bytes are not those that the name says. Restore a copy.
+        """
+        return await self.session.blob(sha256)
+
     async def usage(self) -> dict[str, Usage]:
         """Tokens and cost by model, of all conversations."""
         totals: dict[str, Usage] = {}

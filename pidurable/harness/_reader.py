@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import attrs
 
@@ -31,6 +31,7 @@ from pidurable.records._limits import VIEW_PAGE_ENTRIES, Settings
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import Status, TaskRecord
 from pidurable.session import _documents
+from pidurable.session._blobs import with_blobs
 from pidurable.session._documents import Address
 from pidurable.session._forks import lineage
 from pidurable.session._rows import conversation_of, entry_of, submission_of
@@ -122,7 +123,8 @@ class Reader:
     """A store that is open for looking. Made by `open_reader`."""
 
     def __init__(self, storage: SqliteStorage, *, blocking: Blocking, clock: Clock) -> None:
-        self._storage = storage
+        # The same storage in front of which large values are found in their blobs.
+        self._storage = cast("SqliteStorage", with_blobs(storage))
         self._blocking = blocking
         self._clock = clock
         self._codec = Codec()
@@ -442,7 +444,7 @@ class Reader:
 
     def _entry(self, row: EntryRow) -> Entry:
         try:
-            return entry_of(row, self._codec)
+            return entry_of(row, self._codec, self._storage)
         except (ValueError, TypeError, KeyError) as error:
             raise StorageCorruptError(
                 self.store, f"entry {row.id} cannot be decoded ({type(error).__name__}: {error})"

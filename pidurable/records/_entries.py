@@ -73,27 +73,88 @@ class Edit:
     messages: tuple[Message, ...] | None = None
 
 
-@attrs.frozen(kw_only=True)
+class Unread:
+    """A part of an entry that lies elsewhere in the store, until somebody looks at it."""
+
+    __slots__ = ("_read", "_value")
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read: Callable[[], Any] | None = read
+        self._value: Any = None
+
+    def get(self) -> Any:
+        """Read it, or give what was read. Two threads may both read it; they read the same."""
+        read = self._read
+        if read is not None:
+            self._value = read()
+            self._read = None
+        return self._value
+
+    def __repr__(self) -> str:
+        return "<not read>" if self._read is not None else repr(self._value)
+
+
+def _looked_at(part: Any) -> Any:
+    return part.get() if isinstance(part, Unread) else part
+
+
+@attrs.frozen(kw_only=True, repr=False)
 class Entry:
     """One immutable transcript record.
 
-    `messages` is what the model sees (may be empty); `data` is typed by `kind`; `head` starts the
-    context at that entry from here on; `edits` change what earlier entries contribute.
+    `head` starts the context at that entry from here on. Messages, data and edits of more than
+    64 KiB are read from the store when they are first looked at, so look before it is closed.
     """
 
     id: int
     conversation_id: int
     seq: int
     kind: str
-    messages: tuple[Message, ...] = ()
-    data: Any = None
+    _messages: tuple[Message, ...] | Unread = attrs.field(
+        default=(), eq=_looked_at, alias="messages"
+    )
+    _data: Any = attrs.field(default=None, eq=_looked_at, alias="data")
     head: int | None = None
-    edits: tuple[Edit, ...] = ()
+    _edits: tuple[Edit, ...] | Unread = attrs.field(default=(), eq=_looked_at, alias="edits")
     by_task: int | None = None
     at_us: int = 0
     _decode: Callable[[Any, Any], Any] | None = attrs.field(
         default=None, repr=False, eq=False, alias="decode"
     )
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What the model sees of it; may be empty.
+
+        Raises:
+            StorageCorruptError: It lies apart, and is missing or damaged. Restore a copy.
+        """
+        return _looked_at(self._messages)  # type: ignore[no-any-return]
+
+    @property
+    def data(self) -> Any:
+        """JSON, typed by the kind; raises like `messages`."""
+        return _looked_at(self._data)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Changes to what earlier entries contribute; raises like `messages`."""
+        return _looked_at(self._edits)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        shown = {
+            "id": self.id,
+            "conversation_id": self.conversation_id,
+            "seq": self.seq,
+            "kind": self.kind,
+            "messages": self._messages,
+            "data": self._data,
+            "head": self.head,
+            "edits": self._edits,
+            "by_task": self.by_task,
+            "at_us": self.at_us,
+        }
+        return f"Entry({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def read(self, cls: type[EntryT]) -> EntryT:
         """The data as an instance of `cls`, which declares this entry's kind.

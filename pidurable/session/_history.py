@@ -194,12 +194,13 @@ def _read_range(
         after = first - 1
         while True:
             page = storage.entries(member, after=after, before=bound, limit=_PAGE)
-            entries += [
-                stored_entry(row, codec, storage.store) for row in page if row.seq <= published
-            ]
+            entries += [stored_entry(row, codec, storage) for row in page if row.seq <= published]
             if len(page) < _PAGE:
                 break
             after = page[-1].id
+    for entry in entries:
+        # What is large is read here, in the thread: the context is made of it.
+        _ = entry.messages
     return first, entries
 
 
@@ -234,4 +235,4 @@ def _read_history(
             if len(page) < wanted:
                 break
             bound = page[-1].id
-    return [stored_entry(row, codec, storage.store) for row in reversed(rows)]
+    return [stored_entry(row, codec, storage) for row in reversed(rows)]

@@ -6,12 +6,16 @@ store is damaged, or was written by another program; `stored_entry` says which r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pidurable.errors import NotJsonError, StorageCorruptError
 from pidurable.records import _codec, _json
 from pidurable.records._codec import Codec
-from pidurable.records._entries import Conversation, Entry
+from pidurable.records._entries import Conversation, Entry, Unread
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.storage import ConversationRow, EntryRow, SubmissionRow
+from pidurable.session._blobs import followed, is_reference
+from pidurable.storage import ConversationRow, EntryRow, Storage, SubmissionRow
 
 
 def conversation_of(row: ConversationRow) -> Conversation:
@@ -27,22 +31,48 @@ def conversation_of(row: ConversationRow) -> Conversation:
     )
 
 
-def entry_of(row: EntryRow, codec: Codec) -> Entry:
+def entry_of(row: EntryRow, codec: Codec, storage: Storage) -> Entry:
     return Entry(
         id=row.id,
         conversation_id=row.conversation,
         seq=row.seq,
         kind=row.kind,
-        messages=(
-            () if row.messages is None else _codec.decode_messages(_json.loads_stored(row.messages))
-        ),
-        data=None if row.data is None else _json.loads_stored(row.data),
+        messages=_part(storage, row, "messages", row.messages, _codec.decode_messages, ()),
+        data=_part(storage, row, "data", row.data, _as_it_is, None),
         head=row.head,
-        edits=() if row.edits is None else _codec.decode_edits(_json.loads_stored(row.edits)),
+        edits=_part(storage, row, "edits", row.edits, _codec.decode_edits, ()),
         by_task=row.by_task,
         at_us=row.at_us,
         decode=codec.decode,
     )
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _part(
+    storage: Storage,
+    row: EntryRow,
+    name: str,
+    text: str | None,
+    decode: Callable[[Any], Any],
+    absent: Any,
+) -> Any:
+    """A part of an entry; one that lies in a blob is read when somebody looks at it."""
+    if text is None:
+        return absent
+    if not is_reference(text):
+        return decode(_json.loads_stored(text))
+    record = f"the {name} of entry {row.id}"
+
+    def read() -> Any:
+        try:
+            return decode(_json.loads_stored(followed(storage, text, record)))
+        except NotJsonError as error:
+            raise _unreadable(storage.store, row, error) from error
+
+    return Unread(read)
 
 
 def submission_of(row: SubmissionRow) -> SubmissionRecord:
@@ -65,16 +95,20 @@ def submission_of(row: SubmissionRow) -> SubmissionRecord:
     )
 
 
-def stored_entry(row: EntryRow, codec: Codec, store: str) -> Entry:
+def stored_entry(row: EntryRow, codec: Codec, storage: Storage) -> Entry:
     """The entry of a row.
 
     Raises:
         StorageCorruptError: It has a kind of message, or a shape, that is not known here.
     """
     try:
-        return entry_of(row, codec)
+        return entry_of(row, codec, storage)
     except NotJsonError as error:
-        raise StorageCorruptError(store, f"entry {row.id} cannot be read: {error}") from error
+        raise _unreadable(storage.store, row, error) from error
+
+
+def _unreadable(store: str, row: EntryRow, error: NotJsonError) -> StorageCorruptError:
+    return StorageCorruptError(store, f"entry {row.id} cannot be read: {error}")
 
 
 def stored_submission(row: SubmissionRow, store: str) -> SubmissionRecord:

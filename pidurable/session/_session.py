@@ -30,6 +30,7 @@ from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import Settings
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
+from pidurable.session._blobs import is_digest, with_blobs
 from pidurable.session._body import AsyncBody
 from pidurable.session._context import ModelContext
 from pidurable.session._document_watch import DocumentView, DocumentWatches
@@ -96,6 +97,7 @@ class Session:
         self.failpoints = failpoints
         self.codec = codec
         self.participants: list[Participant] = []
+        storage = with_blobs(storage)
         head = storage.acquire(claim, takeover=takeover)
         self.uuid = head.uuid
         self.epoch = head.epoch
@@ -169,6 +171,10 @@ class Session:
             if record.conversation_id == conversation_id:
                 found[record.id] = record
         return found
+
+    def staged_blob(self, sha256: str) -> bool:
+        """Whether bytes are stored under a name, or will be with this batch."""
+        return sha256 in self._staged.blobs or self.storage.has_blob(sha256)
 
     def staged_claim(self, key: tuple[Any, ...]) -> Any:
         """What an earlier body of the batch claimed under a unique key, or None."""
@@ -361,7 +367,7 @@ class Session:
     # --- transcripts ---------------------------------------------------------------------
 
     def entry_of(self, row: EntryRow) -> Entry:
-        return stored_entry(row, self.codec, self.storage.store)
+        return stored_entry(row, self.codec, self.storage)
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
@@ -410,6 +416,20 @@ class Session:
     async def newest_head(self, conversation_id: int) -> tuple[int, int] | None:
         """The newest entry of the history that carries a head, and the entry that it names."""
         return await self._transcripts.newest_head(conversation_id)
+
+    async def blob(self, sha256: str) -> bytes:
+        """The bytes that are stored under a name.
+
+        Raises:
+            NotFoundError: Nothing is.
+            StorageCorruptError: They are not those that the name says.
+        """
+        found = None
+        if is_digest(sha256):
+            found = await self.blocking.run(self.storage.blob, sha256)
+        if found is None:
+            raise NotFoundError("blob", show(sha256))
+        return found
 
     # --- the line's adopter --------------------------------------------------------------
 

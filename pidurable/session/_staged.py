@@ -52,6 +52,7 @@ class Staged:
     entries: dict[int, Entry] = attrs.Factory(dict)
     unique: dict[tuple[Any, ...], Any] = attrs.Factory(dict)
     docs: dict[Address, DocState | None] = attrs.Factory(dict)
+    blobs: set[str] = attrs.Factory(set)
     doc_commits: list[tuple[int, dict[Address, DocState | None]]] = attrs.Factory(list)
     """What each of the bodies did to documents, by its sequence number, oldest first."""
 
@@ -64,6 +65,8 @@ class Staged:
             self.entries[entry.id] = entry
         if tx.unique:
             self.unique.update(tx.unique)
+        if tx.blobs:
+            self.blobs.update(tx.blobs)
         if tx.docs:
             self.docs.update(tx.docs)
             self.doc_commits.append((tx.seq, tx.docs))

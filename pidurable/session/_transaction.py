@@ -8,7 +8,8 @@ made it. The transaction and its drafts die with the body.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pidurable.errors import (
@@ -21,8 +22,9 @@ from pidurable.errors import (
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
-from pidurable.records._messages import Message
+from pidurable.records._messages import ImageBlock, Message, SystemMessage
 from pidurable.records._submissions import SubmissionRecord
+from pidurable.session._blobs import digest
 from pidurable.session._document_work import NO_DICT, NO_LIST
 from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from pidurable.session._session import Session
 
 
+_NO_BLOBS: frozenset[str] = frozenset()
 PRINCIPAL_CHARACTERS_MAX = 1000
 
 
@@ -55,6 +58,8 @@ class Transaction(ForkWork):
         self.entries: list[Entry] = NO_LIST
         self.conversations: list[Conversation] = NO_LIST
         self.submissions: dict[int, SubmissionRecord] = NO_DICT
+        self.blobs: frozenset[str] = _NO_BLOBS
+        """Names of the bytes that this commit stores."""
         self.unique: dict[tuple[Any, ...], Any] = {}
         """What this commit claims for itself, under keys that nobody else may claim."""
         self._by_task = by_task
@@ -141,7 +146,8 @@ class Transaction(ForkWork):
 
         Raises:
             NotJsonError: A value cannot be stored; the path says which.
-            NotFoundError: No such conversation, or no such entry in its history.
+            NotFoundError: No such conversation, no such entry in its history, or an image whose
+                bytes are not stored: `put_blob` them first, in this commit or before.
         """
         self._check_open()
         self.conversation(conversation_id)
@@ -170,6 +176,7 @@ class Transaction(ForkWork):
                 self._check_entry(conversation_id, edit.target)
             edits_text = _json.dumps(_codec.encode_edits(edits), path="$.edits", bytes_max=limit)
             edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
+        self.check_images(messages, *(edit.messages or () for edit in edits))
         if head is not None:
             head = head or number
             if head != number:
@@ -352,6 +359,54 @@ class Transaction(ForkWork):
             )
         )
         return made
+
+    # --- bytes ---------------------------------------------------------------------------
+
+    def put_blob(self, data: bytes) -> str:
+        """Store bytes, an image say, and return the name that messages refer to them by.
+
+        The same bytes are stored once, however often they are put.
+
+        Args:
+            data: At most `value_bytes_max` (16 MiB).
+
+        Returns:
+            The SHA-256 of the bytes, in hex.
+
+        Raises:
+            InvalidArgumentError: They are no bytes, or too many.
+        """
+        self._check_open()
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidArgumentError("data", "expected bytes", show(data))
+        limit = self._session.settings.value_bytes_max
+        copied = bytes(data)
+        if len(copied) > limit:
+            problem = f"expected at most {limit} bytes"
+            raise InvalidArgumentError("data", problem, f"{len(copied)} bytes")
+        name = digest(copied)
+        if not self.has_blob(name):
+            self.blobs |= {name}
+            self.writes.append((Op.BLOB, (name, copied)))
+        return name
+
+    def has_blob(self, sha256: str) -> bool:
+        """Whether bytes are stored under this name, or were put by this commit."""
+        return sha256 in self.blobs or self._session.staged_blob(sha256)
+
+    def check_images(self, *messages: Iterable[Message]) -> None:
+        """Refuse images whose bytes are not stored: no request could ever show them.
+
+        Raises:
+            NotFoundError: Names the first one.
+        """
+        for message in itertools.chain(*messages):
+            if isinstance(message, SystemMessage):
+                continue
+            for block in message.blocks:
+                if isinstance(block, ImageBlock) and not self.has_blob(block.blob):
+                    hint = "Store its bytes first, in this commit or before: `tx.put_blob(data)`."
+                    raise NotFoundError("blob", show(block.blob), hint)
 
     # --- submissions ---------------------------------------------------------------------
 

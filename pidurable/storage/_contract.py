@@ -438,6 +438,10 @@ class Storage(Protocol):
 
     def blob(self, sha256: str) -> bytes | None: ...
 
+    def has_blob(self, sha256: str) -> bool:
+        """Whether there is one, without reading it."""
+        ...
+
 
 def has_lived(row: DocumentRow, seq: int) -> bool:
     """Whether a document stood at its address after a commit."""

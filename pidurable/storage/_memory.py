@@ -764,6 +764,9 @@ class MemoryStorage:
         with self._data.mutex:
             return self._use().blobs.get(sha256)
 
+    def has_blob(self, sha256: str) -> bool:
+        return self.blob(sha256) is not None
+
 
 def _first(items: Iterator[Any], limit: int) -> Iterator[Any]:
     for _ in range(limit):

@@ -738,6 +738,9 @@ class SqliteStorage:
         value: bytes | None = self._value("blob", sha256)
         return value
 
+    def has_blob(self, sha256: str) -> bool:
+        return bool(self._rows("has_blob", (sha256,)))
+
 
 def _places(tasks: Sequence[int]) -> Iterator[list[int]]:
     """Tasks, each once and by id, in parts that have as many places as the statements."""

@@ -206,6 +206,7 @@ READS: dict[str, str] = {
         "\n  order by seq desc\n  limit 1\n)\norder by seq"
     ),
     "blob": "select bytes\nfrom blobs\nwhere sha256 = ?",
+    "has_blob": "select 1\nfrom blobs\nwhere sha256 = ?",
 }
 
 PEOPLE_READS: dict[str, str] = {

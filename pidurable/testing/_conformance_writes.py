@@ -477,6 +477,8 @@ def a_blob_is_stored_once(store: Store) -> None:
     equal(storage.blob(name), b"one")
     equal(storage.blob("1" * 64), b"")
     equal(storage.blob("2" * 64), None)
+    names = (name, "1" * 64, "2" * 64, "")
+    equal([storage.has_blob(each) for each in names], [True, True, False, False])
 
 
 @conformance_case

@@ -214,3 +214,6 @@ class ForwardingStorage:
 
     def blob(self, sha256: str) -> bytes | None:
         return self._call("blob", lambda: self._inner.blob(sha256))
+
+    def has_blob(self, sha256: str) -> bool:
+        return self._call("has_blob", lambda: self._inner.has_blob(sha256))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from agent_world import (
@@ -19,7 +20,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
-from pidurable.agent._script import ScriptedCall, Step
+from pidurable.agent._script import ScriptedCall, ScriptedError, Step
 from pidurable.agent._services import AgentChange
 from pidurable.errors import (
     ConversationBusyError,
@@ -39,6 +40,7 @@ from pidurable.records._messages import (
     UserMessage,
 )
 from pidurable.registry import Tool, ToolCall, tool
+from pidurable.session._notes import note_in_place
 
 
 def gate(world: World) -> tuple[Tool[..., Any], trio.Event]:
@@ -223,6 +225,65 @@ async def test_a_sender_that_was_not_told_sends_again(autojump_clock: MockClock)
     assert died.struck
     assert outcome.text == "one"
     assert len(users) == 1
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+async def test_an_image_is_submitted_with_its_bytes(autojump_clock: MockClock) -> None:
+    """Put before the input, the bytes go out with it; an input without them is refused at once."""
+    world = World("a red square")
+
+    async with world.open() as harness:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            name = tx.put_blob(b"red")
+        image = ImageBlock(blob=name, media_type="image/png")
+        with pytest.raises(NotFoundError, match=r"no blob '0{64}'.*put_blob"):
+            await root.submit([attrs.evolve(image, blob="0" * 64)])
+        submission = await root.submit([TextBlock(text="what is it?"), image])
+        settled = await submission.wait()
+        kept = await harness.blob(name)
+        with pytest.raises(NotFoundError, match="blob"):
+            await harness.blob("0" * 64)
+
+    assert settled.text == "a red square"
+    assert kept == b"red"
+    assert world.model.requests[-1].images == {name: b"red"}
+
+
+async def test_an_item_that_a_provider_refuses_for_good_becomes_a_note(
+    autojump_clock: MockClock,
+) -> None:
+    """An edit puts a note in its place, the record stays as it was, and the turn goes on."""
+    refusal = ScriptedError(kind="other", detail="image too large")
+    world = World(
+        Step(when=lambda _: bool(world.model.requests[-1].images), error=refusal), "better"
+    )
+
+    # C071
+    async with world.open() as harness:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            name = tx.put_blob(b"huge")
+        image = ImageBlock(blob=name, media_type="image/png")
+        first = await (await root.submit([TextBlock(text="see"), image])).wait()
+        (refused,) = [each for each in await root.history() if each.kind == "pi.user"]
+        async with harness.commit() as tx:
+            note = note_in_place(refused, "an image that the provider refuses: image too large")
+            tx.append(root.id, kind="host.note", edits=[note])
+        second = await ask(harness, "and now?", "r2")
+        (again, *_) = [each for each in await root.history() if each.kind == "pi.user"]
+
+    assert (first.status, first.reason) == ("unanswered", "model_error")
+    assert second.text == "better"
+    assert again == refused
+    sent = world.model.requests[-1]
+    assert sent.images == {}
+    assert [text_of(each.message) for each in sent.messages] == [
+        "[an image that the provider refuses: image too large]",
+        "and now?",
+    ]
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -152,17 +152,27 @@ async def test_blank_output_is_sent_as_a_marker(autojump_clock: MockClock) -> No
 
 
 async def test_a_missing_image_does_not_stop_the_run(autojump_clock: MockClock) -> None:
-    """An image whose bytes are nowhere stays in the record; the request goes out without them."""
+    """An image whose bytes are nowhere becomes a note, and one that was put is shown."""
     image = ImageBlock(blob="0" * 64, media_type="image/png")
 
     async def body(_: ToolCall) -> Any:
         return ToolResult([TextBlock(text="look"), image])
 
+    async def putting(call: ToolCall) -> Any:
+        async with call.commit() as tx:
+            name = tx.put_blob(b"bytes")
+        return ToolResult([ImageBlock(blob=name, media_type="image/png")])
+
     # C071
     result, world, _ = await run_odd(body)
+    shown, seeing, _ = await run_odd(putting)
 
-    assert result.blocks == (TextBlock(text="look"), image)
+    note = "(an image, image/png, whose bytes were not stored)"
+    assert result.blocks == (TextBlock(text="look"), TextBlock(text=note))
     assert world.model.requests[-1].images == {}
+    (put,) = shown.blocks
+    assert isinstance(put, ImageBlock)
+    assert seeing.model.requests[-1].images == {put.blob: b"bytes"}
 
 
 # --- bounds -------------------------------------------------------------------------------------

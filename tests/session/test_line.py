@@ -197,7 +197,9 @@ async def test_a_failing_body_leaves_its_neighbours_alone() -> None:
         assert stored_notes(storage, conversation) == ["a", "b"]
 
 
-async def test_commits_are_stored_in_the_order_in_which_they_arrived() -> None:
+async def test_commits_are_stored_in_the_order_in_which_they_arrived(
+    mock_clock: MockClock,
+) -> None:
     """Waiting commits run in arrival order, each with a number of its own, 256 to a batch."""
     storage = Batches(MemoryStorage())
     async with open_test_session(storage) as session:
@@ -721,14 +723,13 @@ async def test_numbers_are_never_used_twice(durability: str) -> None:
         seen.append(await run_once(session))
     inner = storage.inner
     assert isinstance(inner, MemoryStorage)
-    async with open_test_session(inner.reopen(), durability=durability) as session:
+    third = inner.reopen()
+    async with open_test_session(third, durability=durability) as session:
         clean = await run_once(session)
         assert clean[1] < 100
         seen.append(clean)
         # The process dies: nothing says that it has closed.
-        inner = session.line.storage
-        assert isinstance(inner, MemoryStorage)
-        killed = inner.reopen()
+        killed = third.reopen()
         head = killed.head()
         async with open_test_session(killed, takeover=True, durability=durability) as after:
             number, seq = await run_once(after)

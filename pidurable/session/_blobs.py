@@ -1,0 +1,190 @@
+"""Large values: what is over 64 KiB inside a record lies in a blob, and the record refers to it.
+
+A blob is stored once under the SHA-256 of its bytes. A text that is moved there leaves `@` and the
+digest in its place; no JSON begins with `@`, so it cannot be mistaken for a value. This is done in
+one place, in front of the storage, so that no writer and no reader can forget it:
+
+* a batch that is stored has its large texts moved: messages, data and edits of entries, the content
+  of submissions, inputs and outcomes of tasks. Documents, checkpoints, waits, signals and memos
+  stay as they are: they change or go away, or have smaller limits of their own;
+* inputs, outcomes and submissions are given back whole. Rows of entries keep their references,
+  which are followed when somebody looks at the entry: see `followed`.
+
+Bytes are checked against their name whenever they are read. What is missing or damaged is told as
+`StorageCorruptError` naming the record, and never taken for something that is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
+
+from pidurable.errors import StorageCorruptError
+from pidurable.records._limits import BLOB_BYTES_MIN
+from pidurable.storage import (
+    Batch,
+    EntryRow,
+    Op,
+    StartRow,
+    Storage,
+    SubmissionRow,
+)
+
+__all__ = ["digest", "followed", "is_digest", "is_reference", "with_blobs"]
+
+_REFERENCE = re.compile("@([0-9a-f]{64})")
+
+_MOVED: dict[Op, tuple[int, ...]] = {
+    Op.ENTRY: tuple(EntryRow._fields.index(name) for name in ("edits", "messages", "data")),
+    Op.SUBMISSION: (SubmissionRow._fields.index("content"),),
+    Op.TASK_INPUT: (1,),
+    Op.OUTCOME: (1,),
+}
+"""By kind of write, which of its parameters are moved when they are large."""
+
+_SMALL_CHARACTERS = BLOB_BYTES_MIN // 4
+"""A text of no more characters than this needs no count of its bytes."""
+
+
+def digest(data: bytes) -> str:
+    """The name of a blob: SHA-256 of its bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_digest(name: object) -> bool:
+    """Whether a value can be the name of a blob."""
+    return isinstance(name, str) and _REFERENCE.fullmatch(f"@{name}") is not None
+
+
+def is_reference(text: str | None) -> bool:
+    """Whether a stored text stands for one that lies in a blob."""
+    return text is not None and text.startswith("@")
+
+
+def followed(storage: Storage, text: str, record: str) -> str:
+    """The text that a reference stands for; a text that is none is given back.
+
+    Args:
+        storage: Has the blob.
+        text: As it is stored.
+        record: What an error names, say `the data of entry 5`.
+
+    Raises:
+        StorageCorruptError: The blob is missing or damaged, or the reference is.
+    """
+    if not text.startswith("@"):
+        return text
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        raise StorageCorruptError(storage.store, f"{record} is neither JSON nor in a blob")
+    try:
+        data = storage.blob(found[1])
+    except StorageCorruptError as damaged:
+        raise StorageCorruptError(storage.store, f"{record}: {damaged.problem}") from damaged
+    if data is None:
+        raise StorageCorruptError(storage.store, f"{record}: blob {found[1]} is missing")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise StorageCorruptError(storage.store, f"{record}: blob {found[1]} is no text") from error
+
+
+class _BlobStorage:
+    """A storage that moves what is large, and gives it back."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def apply(self, batch: Batch) -> None:
+        writes: list[tuple[Op, tuple[Any, ...]]] | None = None
+        for place, (op, row) in enumerate(batch.writes):
+            columns = _MOVED.get(op)
+            large = None if columns is None else _large(row, columns)
+            if large:
+                if writes is None:
+                    writes = list(batch.writes[:place])
+                writes += ((Op.BLOB, blob) for blob in large.values())
+                row = _referring(row, large)
+            if writes is not None:
+                writes.append((op, row))
+        self._storage.apply(batch if writes is None else attrs.evolve(batch, writes=writes))
+
+    def blob(self, sha256: str) -> bytes | None:
+        data = self._storage.blob(sha256)
+        if data is not None and digest(data) != sha256:
+            raise StorageCorruptError(
+                self._storage.store, f"blob {sha256} has other bytes than its name says"
+            )
+        return data
+
+    # --- what is given back whole --------------------------------------------------------
+
+    def task_input(self, task: int) -> str | None:
+        text = self._storage.task_input(task)
+        return None if text is None else self._follow(text, f"the input of task {task}")
+
+    def task_outcome(self, task: int) -> str | None:
+        text = self._storage.task_outcome(task)
+        return None if text is None else self._follow(text, f"the outcome of task {task}")
+
+    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
+        found: list[StartRow] = []
+        for row in self._storage.task_starts(tasks):
+            try:
+                text = self._follow(row.input, f"the input of task {row.task}")
+            except StorageCorruptError:
+                # Left out: who reads this one alone is told, and the others are not held up.
+                continue
+            found.append(row if text is row.input else row._replace(input=text))
+        return found
+
+    def submission(self, id: int) -> SubmissionRow | None:
+        row = self._storage.submission(id)
+        return None if row is None else self._whole(row)
+
+    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None:
+        row = self._storage.submission_by_request(conversation, request_id)
+        return None if row is None else self._whole(row)
+
+    def open_submissions(self, conversation: int) -> list[SubmissionRow]:
+        return [self._whole(row) for row in self._storage.open_submissions(conversation)]
+
+    def _whole(self, row: SubmissionRow) -> SubmissionRow:
+        if not is_reference(row.content):
+            return row
+        text = self._follow(row.content, f"the content of submission {row.id}")
+        return row._replace(content=text)
+
+    def _follow(self, text: str, record: str) -> str:
+        return followed(cast("Storage", self), text, record)
+
+
+def _large(row: tuple[Any, ...], columns: tuple[int, ...]) -> dict[int, tuple[str, bytes]]:
+    """By column, the name and the bytes of what is moved."""
+    found: dict[int, tuple[str, bytes]] = {}
+    for column in columns:
+        text = row[column]
+        if text is None or len(text) <= _SMALL_CHARACTERS:
+            continue
+        data = text.encode()
+        if len(data) > BLOB_BYTES_MIN:
+            found[column] = digest(data), data
+    return found
+
+
+def _referring(row: tuple[Any, ...], large: dict[int, tuple[str, bytes]]) -> tuple[Any, ...]:
+    return tuple(
+        f"@{large[column][0]}" if column in large else value for column, value in enumerate(row)
+    )
+
+
+def with_blobs(storage: Storage) -> Storage:
+    """The same storage, with large values in blobs."""
+    return cast("Storage", _BlobStorage(storage))

@@ -1,0 +1,114 @@
+"""Large values in a file: every reader gets them whole, or is told what is gone."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import attrs
+import pytest
+
+from pidurable import Extension, Registry, Task, TaskContext, nothing_to_undo, open_harness, phase
+from pidurable.errors import StorageCorruptError
+from pidurable.harness._reader import open_reader
+from pidurable.records._entries import entry
+from pidurable.records._limits import BLOB_BYTES_MIN
+from pidurable.session._seams import InlineBlocking
+
+LARGE = "l" * BLOB_BYTES_MIN
+
+
+@entry("test.scan")
+@attrs.frozen
+class Scan:
+    text: str
+
+
+@attrs.frozen
+class Begin:
+    """Nothing was read."""
+
+
+EchoContext = TaskContext[str, Begin, str]
+
+
+class Echo(Task[str, Begin, str]):
+    """Gives its input back."""
+
+    name = "test.echo"
+    version = 1
+    abort = nothing_to_undo
+
+    def initial(self, input: str) -> Begin:
+        return Begin()
+
+    @phase
+    async def begin(self, at: Begin, ctx: EchoContext) -> None:
+        async with ctx.commit() as tx:
+            tx.append(ctx.conversation_id, Scan(ctx.input))
+            tx.complete(ctx.input + "!")
+
+
+def registry() -> Registry:
+    made = Registry()
+    made.install(Extension("test", tasks=[Echo()]))
+    return made
+
+
+async def echo(store: Path) -> tuple[int, int]:
+    """Run one task with a large input; return the root and the task."""
+    async with open_harness(store, registry=registry(), blocking=InlineBlocking()) as harness:
+        root = await harness.root()
+        task = await root.create_task(Echo, LARGE)
+        outcome = await harness.wait_for_task(task)
+        assert outcome.result == LARGE + "!"
+        return root.id, int(task)
+
+
+async def test_a_large_input_and_outcome_are_whole_for_every_reader(tmp_path: Path) -> None:
+    """After reopening, and for somebody who only reads; the file has each of them once."""
+    store = tmp_path / "s"
+    root, task = await echo(store)
+
+    async with open_harness(store, registry=registry(), blocking=InlineBlocking()) as harness:
+        again = await harness.wait_for_task(task)  # type: ignore[arg-type]
+        (kept,) = await (await harness.root()).history()
+        in_session = kept.read(Scan)
+    async with open_reader(store) as reader:
+        record = await reader.task(task)
+        (read,) = await reader.entries(root)
+        shown = read.data
+    with sqlite3.connect(store) as raw:
+        names = [name for (name,) in raw.execute("select sha256 from blobs order by sha256")]
+        inputs = list(raw.execute("select value from inputs"))
+    raw.close()
+
+    assert again.result == LARGE + "!"
+    assert in_session == Scan(LARGE)
+    assert (record.input, shown) == (LARGE, {"text": LARGE})
+    assert record.outcome is not None
+    assert len(names) == 3
+    assert inputs[0][0][1:] in names
+
+
+async def test_a_reader_is_told_what_is_gone(tmp_path: Path) -> None:
+    """Without its blobs a task and an entry are damaged and named; a page of entries is not."""
+    # C078
+    store = tmp_path / "s"
+    root, task = await echo(store)
+    with sqlite3.connect(store) as raw:
+        raw.execute("delete from blobs")
+    raw.close()
+
+    async with open_reader(store) as reader:
+        with pytest.raises(StorageCorruptError, match=f"the input of task {task}: blob .* missing"):
+            await reader.task(task)
+        (read,) = await reader.entries(root)
+        with pytest.raises(StorageCorruptError, match=f"the data of entry {read.id}: blob"):
+            _ = read.data
+    async with open_harness(store, registry=registry(), blocking=InlineBlocking()) as harness:
+        with pytest.raises(StorageCorruptError, match=f"the outcome of task {task}"):
+            await harness.wait_for_task(task)  # type: ignore[arg-type]
+        # The session goes on, and nothing was written over what is damaged.
+        next_task = await (await harness.root()).create_task(Echo, "small")
+        assert (await harness.wait_for_task(next_task)).result == "small!"
