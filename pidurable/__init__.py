@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from pidurable.session._context import ModelContext as ModelContext
     from pidurable.session._document_watch import DocumentView as DocumentView
     from pidurable.session._documents import document as document
+    from pidurable.session._notes import note_in_place as note_in_place
     from pidurable.session._transcript import ContextMessage as ContextMessage
     from pidurable.session._watch import Frame as Frame, Watch as Watch
     from pidurable.tasks._committed import CommittedState as CommittedState
@@ -283,6 +284,7 @@ _HOMES = {
     ),
     "pidurable.session._context": ("ModelContext",),
     "pidurable.session._documents": ("document",),
+    "pidurable.session._notes": ("note_in_place",),
     "pidurable.session._transcript": ("ContextMessage",),
     "pidurable.session._document_watch": ("DocumentView",),
     "pidurable.session._watch": (

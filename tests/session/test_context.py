@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings
 from session_support import HeldBlocking, new_conversation, open_test_session
@@ -13,14 +14,18 @@ from transcript_support import answer, check_sendable, entry, histories, result,
 from pidurable.errors import InvalidArgumentError, NotFoundError
 from pidurable.records._entries import Edit, Entry
 from pidurable.records._messages import (
+    AssistantMessage,
     ImageBlock,
     Message,
     SystemMessage,
     TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
     ToolResultMessage,
 )
 from pidurable.session import _history
 from pidurable.session._context import Exchange, KeptRange, ModelContext, context_of
+from pidurable.session._notes import note_in_place
 from pidurable.session._session import Session
 from pidurable.session._transcript import (
     INTERRUPTED,
@@ -288,6 +293,39 @@ def test_a_context_that_was_taken_never_changes() -> None:
     with pytest.raises(IndexError):
         after[3]
     assert repr(after) == "<ModelContext of 3 messages as of entry 3>"
+
+
+def test_a_note_stands_in_place_of_what_is_refused_and_the_exchange_stays_valid() -> None:
+    """A user's item, a result and an answer with calls become notes; the prompt stays."""
+    call = ToolCallBlock(name="a", arguments={"x": 1}, opaque={"id": "theirs"})
+    called = attrs.evolve(answer("odd"), blocks=(ThinkingBlock(text="hm"), call))
+    history = [
+        entry(1, system("s"), user("bad")),
+        entry(2, called),
+        entry(3, attrs.evolve(result(2, 0), is_error=True)),
+    ]
+    notes = [note_in_place(each, "left out") for each in history]
+
+    made = context(*history, entry(4, user("go on"), edits=tuple(notes)))
+
+    assert shown(made) == [
+        "system s",
+        "user [left out]",
+        "answer [left out]",
+        "result (2, 0) [left out]",
+        "user go on",
+    ]
+    check_sendable(made)
+    noted = made[2].message
+    assert isinstance(noted, AssistantMessage)
+    assert noted.tool_calls == (attrs.evolve(call, opaque=None),)
+    failed = made[3].message
+    assert isinstance(failed, ToolResultMessage)
+    assert failed.is_error
+    for why in ("", "x" * 2_001, None):
+        with pytest.raises(InvalidArgumentError, match="why"):
+            note_in_place(history[0], why)  # type: ignore[arg-type]
+    assert note_in_place(history[0], "x" * 2_000).target == 1
 
 
 # --- through a session ------------------------------------------------------------------------
