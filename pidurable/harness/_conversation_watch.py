@@ -211,10 +211,11 @@ class ConversationWatches:
         for record in tx.submissions.values():
             if record.conversation_id in watched:
                 touched.setdefault(record.conversation_id, _Changes()).submissions.append(record)
-        for address, before, after, ops in tx.doc_changes:
-            id = address.scope_id
+        for change in tx.doc_changes:
+            address, id = change.address, change.address.scope_id
             if address.scope != _SCOPE or id not in watched or address.name not in SHOWN_NAMES:
                 continue
+            before, after = change.before, change.after
             documents = touched.setdefault(id, _Changes()).documents
             standing = documents.get(address.name)
             if standing is not None:
@@ -223,7 +224,7 @@ class ConversationWatches:
                     before=standing.before, after=after, ops=None
                 )
                 continue
-            steps = None if before is None or after is None else ops
+            steps = None if before is None or after is None else change.ops
             documents[address.name] = DocumentStep(before=before, after=after, ops=steps)
         for id, changes in touched.items():
             watched[id].publish(tx.seq, changes)

@@ -157,7 +157,8 @@ class DocState:
         return Terms(self.version, self.history, self.fork)
 
 
-class DocChange(NamedTuple):
+@attrs.frozen
+class DocChange:
     """One document changed by a commit: what it held before and after, or None for nothing."""
 
     address: Address

@@ -94,6 +94,27 @@ async def test_a_view_says_where_a_conversation_stands() -> None:
         assert json.loads(dumps(shown)) == shown
 
 
+async def test_a_long_answer_is_in_the_view_and_its_growth_in_the_patches(
+    autojump_clock: MockClock,
+) -> None:
+    """Each frame of an answer of 64 Ki characters is plain JSON, and its patch what was added."""
+    world = World(Step(text=("0123456789abcdef" * 256,) * 16, delay=0.05))
+
+    async with world.open() as harness:
+        root = await harness.root()
+        async with root.watch() as watch:
+            first = watch.json()
+            await ask(harness, "go")
+            frames = taken(watch)
+
+    for frame in frames:
+        assert json.loads(dumps(frame.json())) == frame.json()
+    grown = [op for frame in frames for op in frame.patch if op["op"] == "append"]
+    assert len(grown) >= 5
+    assert all(len(op["value"]) <= 4 * 4096 for op in grown)
+    assert patched(first, frames) == frames[-1].json()
+
+
 async def test_a_frame_adds_what_was_appended_and_removes_what_left_the_page() -> None:
     """One more entry is one operation; behind a full page, the oldest entry leaves with it."""
     async with open_harness(":memory:") as harness:
