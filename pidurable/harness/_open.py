@@ -382,6 +382,7 @@ class Harness:
             NotFoundError: This session has no such task or conversation.
             InvalidArgumentError: `limit` is out of range.
             NestedCommitError: It is called in the body of a commit; watch before or after it.
+            StorageAccessError: The graph could not be read; watching again is fine.
         """
         return self._runtime.graphs.watch(root, limit)
 

@@ -289,7 +289,7 @@ async def at_one_point(
         return join()
     watch: Watch[V] | None = None
     try:
-        async with session.body(session.transaction()):
+        async with session.body(session.transaction(), place="the beginning of a watch"):
             if not is_ready():
                 await load()
             if line.poison is not None:

@@ -28,17 +28,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import attrs
-import trio
 
 from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
     PidurableError,
     SessionPoisonedError,
-    StorageRefusedError,
     show,
 )
 from pidurable.records._checks import is_id
+from pidurable.session._document_watch import at_one_point
 from pidurable.session._radix import RadixMap
 from pidurable.session._seams import logger
 from pidurable.session._watch import Hub, Watch
@@ -418,36 +417,25 @@ class TaskGraphs:
     async def _join(self, root: int | None, limit: int) -> Watch[TaskGraph]:
         """Register with what is published, at one point of the line."""
         session, key = self._runtime.session, (root, limit)
-        line = session.line
-        line.check_not_nested()
-        await trio.lowlevel.checkpoint()
-        line.check_usable()
-        followed = self.followed.get(key)
-        if followed is not None:
-            return followed.hub.join(line.published_seq)
-        watch: Watch[TaskGraph] | None = None
-        try:
-            async with session.body(session.transaction(), place="watch_tasks"):
-                # Somebody may have been quicker: bodies come one after the other.
-                followed = self.followed.get(key) or await self._begin(root, limit)
-                if line.poison is not None:
-                    # Who watches has been told already, and nobody would tell this one.
-                    line.check_usable()
-                if not followed.is_over:
-                    self.followed[key] = followed
-                watch = followed.hub.join(line.published_seq)
-                if followed.is_over:
-                    followed.hub.end()
-        except BaseException as error:
-            # The body looked at nothing that is only staged: that a batch is refused whose line it
-            # shared is no concern of it.
-            if watch is None:
-                raise
-            if not isinstance(error, StorageRefusedError):
-                watch._leave()
-                raise
-        assert watch is not None
-        return watch
+        made: FollowedGraph | None = None
+
+        async def load() -> None:
+            nonlocal made
+            made = await self._begin(root, limit)
+
+        def join() -> Watch[TaskGraph]:
+            followed = self.followed.get(key) or made
+            assert followed is not None
+            watch = followed.hub.join(session.line.published_seq)
+            if followed.is_over:
+                followed.hub.end()
+            else:
+                self.followed[key] = followed
+            return watch
+
+        return await at_one_point(
+            session, is_ready=lambda: key in self.followed, load=load, join=join
+        )
 
     async def _begin(self, root: int | None, limit: int) -> FollowedGraph:
         session = self._runtime.session

@@ -20,6 +20,7 @@ from pidurable.errors import (
     NotFoundError,
     SessionClosedError,
     SessionPoisonedError,
+    StorageAccessError,
 )
 from pidurable.records import _patch
 from pidurable.records._limits import WATCH_FRAMES_MAX
@@ -262,6 +263,42 @@ async def test_a_place_stays_empty_while_the_storage_cannot_be_read(
             await taken(below)
             for each in (watch, below):
                 assert (list(each.value.tasks), each.value.left_out) == (ids[2:], 0)
+
+
+async def test_a_beginning_that_cannot_be_read_leaves_nothing_behind() -> None:
+    """It raises what the storage raised; the next one who watches begins anew."""
+    world = World()
+    async with world.open() as rt:
+        ids = await parked(world, 2)
+        for read in ("task_phases", "live_tasks", "conversation_owners", "conversation"):
+            world.storage.add(Fault.fail(read))
+            with pytest.raises(StorageAccessError, match="disk I/O error"):
+                await rt.graphs.watch(None, 10).__aenter__()
+            assert rt.graphs.followed == {}
+        async with rt.graphs.watch(None, 10) as watch:
+            assert list(watch.value.tasks) == ids
+
+
+async def test_a_watch_begins_between_two_batches_and_may_be_given_up_before() -> None:
+    """While a commit is inside the storage it waits; cancelled there, it has never been."""
+    world = World()
+    async with world.open() as rt, trio.open_nursery() as nursery:
+        unwatched(world)
+        (one,) = await parked(world, 1)
+        world.blocking.hold()
+        nursery.start_soon(world.signal, one)
+        await world.quiet()
+        with trio.move_on_after(0) as given_up:
+            await rt.graphs.watch(None, 10).__aenter__()
+        assert given_up.cancelled_caught
+        assert rt.graphs.followed == {}
+        world.blocking.release()
+        async with rt.graphs.watch(None, 10) as watch:
+            value = watch.json()
+            assert list(value["tasks"]) == [f"{one}"]
+            for frame in await taken(watch):
+                value = _patch.apply(value, frame.patch)
+            assert value["tasks"] == {}
 
 
 async def test_below_a_root_is_what_it_owns_however_deep() -> None:
