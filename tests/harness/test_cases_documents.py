@@ -95,6 +95,7 @@ async def test_a_damaged_revision_is_an_error_at_each_door_and_is_never_written_
             (await tx.document(Log, root.id)).text = "kept"
             (await tx.document(Plan, root.id)).value = "other"
         async with harness.commit() as tx:
+            tx.append(root.id, "two", kind="cases.note")
             tx.append_text(Log, root.id, "/text", " and more")
     ((document_id, good),) = rows(path, "select document, value from revisions where base = 0")
     change(path, "update revisions set value = '[{' where base = 0 and document = ?", document_id)
