@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +152,73 @@ def test_limits_bound_what_runs_and_starve_no_tree() -> None:
     assert at_once["site.download"] == 2
     assert 2 < at_once["site.parse"] <= at_once["all kinds"] == 5
     assert tree == "folders through one slot: 63"
+
+
+def test_documents_change_together_and_read_what_older_code_has_stored() -> None:
+    """The old cart is read today; a commit that is refused changes no document; retired is gone."""
+    assert run("11_documents.py") == [
+        "read today: Cart(items={'apples': 1}, diary='Monday: apples.')",
+        "in the cart: Cart(items={'apples': 1, 'pears': 2}, "
+        "diary='Monday: apples. Tuesday: 2 pears.')",
+        "pears: Stock(pieces=10)",
+        "refused: document 'shop.cart' would take 5076 bytes, at most 4096 are allowed",
+        "apples: Stock(pieces=11)",
+        "retired: None",
+    ]
+
+
+def test_a_discussion_is_rewound_and_forked_and_forgets_without_loss() -> None:
+    """Each fork policy gives its own, edits and heads change what is seen, and no entry is lost."""
+    assert run("12_fork_and_rewind.py") == [
+        "as of the hut: Plan(steps=['a hut'])",
+        "the fork has: Plan(steps=['a hut', 'a tent']) Style(tone='frugal') None",
+        "the fork sees: ['a hut', 'a tent', 'a campfire']",
+        "the other sees: ['a hut', 'a tent', 'a castle']",
+        "edited: ['a tent', 'a castle', 'no hut after all']",
+        "from its head: ['forget all that']",
+        "the fork still sees: ['a hut', 'a tent', 'a campfire']",
+        "entries: 5 and 3",
+    ]
+
+
+SAID = [
+    "user: How many apples and pears are there?",
+    "assistant: Of apples there are twelve, and of pears none.",
+    "user: Thank you.",
+    "assistant: You are welcome.",
+]
+
+
+def test_a_view_that_is_watched_is_the_same_here_and_elsewhere() -> None:
+    """Without a terminal each line is shown once, and the patches gave the same view."""
+    *said, last = run("13_watch.py")
+
+    assert said == SAID
+    assert last.startswith("the view elsewhere is the same, after ")
+
+
+def test_a_live_view_is_drawn_anew_in_a_terminal_while_the_answer_streams() -> None:
+    """The answer is seen as it grows, and the last screen is the whole talk."""
+    ours, theirs = os.openpty()
+    shown: list[bytes] = []
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", str(EXAMPLES / "13_watch.py")],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ) as running:
+        os.close(theirs)
+        # The other side is closed: Linux tells the end of a terminal by an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65_536):
+                shown.append(part)
+    os.close(ours)
+    code = running.returncode
+    screens = b"".join(shown).decode().replace("\r\n", "\n").split("\x1b[J")
+
+    assert code == 0
+    assert screens[-1].splitlines()[:4] == SAID
+    assert any("\nwriting: Of apples " in screen for screen in screens)
 
 
 @pytest.mark.parametrize("name", NUMBERED)
