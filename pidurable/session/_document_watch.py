@@ -175,7 +175,9 @@ class DocumentWatches:
             session.conversation(scope_id)
         watch: Watch[DocumentView[DocT] | None] = await at_one_point(
             session,
-            is_ready=lambda: session.has_docs([address]),
+            is_ready=lambda: (
+                definition.cls in self.hubs.get(address, ()) or session.has_docs([address])
+            ),
             load=lambda: session.load_docs([address]),
             join=lambda: self._join(definition, address),
         )

@@ -346,3 +346,57 @@ async def test_a_snapshot_refuses_what_does_not_exist() -> None:
         await ctx.complete([])
 
     assert await run(script) == []
+
+
+# --- watching ---------------------------------------------------------------------------------
+
+
+@document("ctx.progress", scope="task")
+@attrs.define
+class Progress:
+    done: int = 0
+
+
+async def test_a_task_watches_documents_and_its_own_end_with_it() -> None:
+    """A phase may watch; what watches a task's document sees None when the task ends."""
+    seen: list[Any] = []
+
+    async def first(ctx: Ctx) -> None:
+        async with ctx.watch(Progress) as watch:
+            seen.append(watch.value)
+            async with ctx.commit() as tx:
+                (await tx.document(Progress, ctx.task_id)).done = 1
+            seen.append((await anext(watch)).read())
+            await ctx.goto(Again())
+
+    started, watched = trio.Event(), trio.Event()
+
+    async def second(ctx: Ctx) -> None:
+        started.set()
+        await watched.wait()
+        await ctx.complete([])
+
+    registry = Registry()
+    registry.install(Extension("tests", tasks=[Scripted(first, second)]))
+    async with open_harness(MemoryStorage(), registry=registry) as harness:
+        root = await harness.root()
+        task_id = await root.create_task(Scripted, "x")
+        await started.wait()
+        async with harness.watch(Progress, task_id) as watch:
+            assert watch.read() == Progress(1)
+            watched.set()
+            assert [frame.value async for frame in watch] == [None]
+    assert seen == [None, Progress(1)]
+
+
+async def test_a_phase_cannot_watch_what_is_no_document() -> None:
+    """A wrong class or id is refused at the call, before anything is waited for."""
+
+    async def first(ctx: Ctx) -> None:
+        with pytest.raises(InvalidArgumentError, match="@document"):
+            ctx.watch(str)
+        with pytest.raises(InvalidArgumentError, match="scope_id"):
+            ctx.watch(Progress, -1)
+        await ctx.complete([])
+
+    assert await run(first) == []

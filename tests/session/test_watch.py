@@ -389,6 +389,26 @@ async def test_nothing_is_shown_before_it_is_durable() -> None:
         assert len(taken(watch)) == 1
 
 
+async def test_a_second_watcher_needs_nothing_that_the_first_has_read() -> None:
+    """A document that is watched is known, although it is not kept in memory any more."""
+    blocking = HeldBlocking()
+    async with (
+        open_test_session(MemoryStorage(), blocking=blocking) as session,
+        trio.open_nursery() as nursery,
+    ):
+        await count_up(session)
+        async with session.watch(Counter) as first:
+            session._docs.clear()
+            blocking.hold()
+            nursery.start_soon(count_up, session)
+            await wait_all_tasks_blocked()
+            # The line is taken, and nothing can be read in it.
+            async with session.watch(Counter) as second:
+                assert second.read() == first.read() == Counter(count=1)
+                blocking.release()
+                assert await anext(second) is await anext(first)
+
+
 # --- slow consumers ---------------------------------------------------------------------------
 
 
