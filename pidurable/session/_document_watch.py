@@ -294,13 +294,10 @@ async def at_one_point(
         async with session.body(session.transaction(), place="the beginning of a watch"):
             if not is_ready():
                 await load()
-            if line.poison is not None:
-                # Who watches has been told already, and nobody would tell this one.
-                line.check_usable()
             watch = join()
     except BaseException as error:
         # The body looked at nothing that is only staged: that a batch is refused whose line it
-        # shared is no concern of it.
+        # shared is no concern of it. A session that failed meanwhile raises here too.
         if watch is None:
             raise
         if not isinstance(error, StorageRefusedError):

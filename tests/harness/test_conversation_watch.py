@@ -244,6 +244,25 @@ async def test_a_fork_shows_the_history_that_it_shares() -> None:
         assert frame.value.history[0].conversation_id == root.id
 
 
+async def test_operations_on_documents_are_those_of_the_commit() -> None:
+    """Each operation comes as it was stored, with its places below the document."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            update_doc(tx, LiveDocument, root.id, turn=3)
+        async with root.watch() as watch:
+            first = watch.json()
+            async with harness.commit() as tx:
+                tx.patch(LiveDocument, root.id, [{"op": "copy", "from": "/turn", "path": "/retry"}])
+            (frame,) = taken(watch)
+
+        assert frame.patch == [
+            {"op": "copy", "from": "/documents/pi.live/turn", "path": "/documents/pi.live/retry"}
+        ]
+        assert patched(first, [frame]) == frame.json()
+        assert frame.value.documents["pi.live"]["retry"] == 3
+
+
 async def test_documents_that_end_and_begin_anew_are_exact() -> None:
     """A document that is retired is null, and one that takes its place in the commit is whole."""
     async with open_harness(":memory:") as harness:

@@ -449,8 +449,15 @@ async def test_later_commits_fold_into_the_whole_frame_until_it_is_taken() -> No
             await log_many(session, 2)
             rest = taken(watch)
 
+            await log_many(session, 101)
+            (again,) = taken(watch)
+
         assert [frame.whole for frame in rest] == [False, False]
-        assert patched(first, [whole, *rest]) == session.doc_value(_address_of_counter(session))
+        assert again.whole
+        assert len(again.json()["log"]) == 353
+        assert patched(first, [whole, *rest, again]) == session.doc_value(
+            _address_of_counter(session)
+        )
 
 
 def _address_of_counter(session: Session) -> Any:
