@@ -1,0 +1,189 @@
+"""The model of a session: conversations, entries, documents and forks in plain dicts.
+
+Written from the design, and knowing nothing of how the product does it. A `State` is what one
+commit leaves; states share what did not change and are never written to afterwards, so that the
+past is kept by keeping them: what a document was at an entry is a lookup in the state of that
+entry's commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from history_documents import BY_NAME, migrated
+
+Address = tuple[str, int, str]
+"""Name, the id of what the document belongs to (0 for the session), and key."""
+
+
+@attrs.frozen(eq=False)
+class Doc:
+    """A living document: the version of its last write, and the JSON of it. Never changed.
+
+    Two of them are the same only if they are one object: each commit that changes makes a new one.
+    """
+
+    version: int
+    value: Any
+    life: int
+    """Which incarnation it is: a new number whenever a document is made."""
+    _shapes: dict[int, Any] = attrs.field(factory=dict, init=False, repr=False)
+
+    def shape(self, version: int) -> Any:
+        """The value as code of a version sees it; not to be changed."""
+        if version not in self._shapes:
+            self._shapes[version] = migrated(self.value, self.version, version)
+        return self._shapes[version]
+
+
+@attrs.frozen
+class Line:
+    """One entry."""
+
+    id: int
+    conversation: int
+    seq: int
+    messages: tuple[Any, ...]
+    """The product's own records: they are handed in, and must be handed out the same."""
+    data: Any
+    head: int | None
+    edits: tuple[tuple[int, tuple[Any, ...] | None], ...]
+
+
+@attrs.frozen
+class Place:
+    """One conversation."""
+
+    id: int
+    parent: int | None = None
+    parent_entry: int | None = None
+    entries: tuple[int, ...] = ()
+
+
+@attrs.define
+class State:
+    """What a commit leaves. `grow` makes the next one, which may be written to until it is kept."""
+
+    seq: int = 0
+    places: dict[int, Place] = attrs.Factory(dict)
+    lines: dict[int, Line] = attrs.Factory(dict)
+    docs: dict[Address, Doc] = attrs.Factory(dict)
+    tasks: dict[int, bool] = attrs.Factory(dict)
+    """Whether a task is live, by id."""
+
+    def grow(self, seq: int) -> State:
+        return State(seq, self.places.copy(), self.lines.copy(), self.docs.copy(), self.tasks.copy())
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def history(self, conversation: int) -> list[Line]:
+        """Own entries after the parent's history through the fork point."""
+        place = self.places[conversation]
+        own = [self.lines[id] for id in place.entries]
+        if place.parent is None:
+            return own
+        if place.parent_entry is None:
+            return own
+        through: list[Line] = []
+        for line in self.history(place.parent):
+            through.append(line)
+            if line.id == place.parent_entry:
+                break
+        return [*through, *own]
+
+    def shown(self, address: Address, version: int) -> Any:
+        """The value of a document in the shape of a version; None where there is none.
+
+        It belongs to the model: copy it before you change it.
+        """
+        doc = self.docs.get(address)
+        return None if doc is None else doc.shape(version)
+
+    def too_new(self, address: Address, version: int) -> bool:
+        doc = self.docs.get(address)
+        return doc is not None and doc.version > version
+
+    # --- changing, before it is kept ---------------------------------------------------------
+
+    def put(self, address: Address, version: int, value: Any, life: int) -> None:
+        """Write a document with the code of a version; one that is new is a new life."""
+        old = self.docs.get(address)
+        self.docs[address] = Doc(version, value, life if old is None else old.life)
+
+    def append(self, line: Line) -> None:
+        place = self.places[line.conversation]
+        self.lines[line.id] = line
+        self.places[place.id] = attrs.evolve(place, entries=(*place.entries, line.id))
+
+    def fork(self, made: int, parent: int, at: int | None) -> None:
+        """Fork at an entry of the parent's history, or at its newest where `at` is None."""
+        if at is None:
+            history = self.history(parent)
+            at = history[-1].id if history else None
+        self.places[made] = Place(made, parent, at)
+
+    def inherited(self, address: Address, past: Past) -> Doc | None:
+        """What a document of a fork begins with: its policy decides."""
+        name, made, key = address
+        place = self.places[made]
+        policy = BY_NAME[name].fork
+        assert place.parent is not None
+        if policy == "current" or (policy == "as_of" and place.parent_entry is None):
+            return self.docs.get((name, place.parent, key))
+        if policy == "initial":
+            return None
+        assert place.parent_entry is not None
+        home = self.lines[place.parent_entry].conversation
+        return past.at(self, place.parent_entry).docs.get((name, home, key))
+
+
+@attrs.define
+class Past:
+    """Every state that was published or is staged, by the sequence number of its commit."""
+
+    states: dict[int, State] = attrs.Factory(dict)
+
+    def at(self, now: State, entry: int) -> State:
+        """The state that the commit of an entry left; `now`, if that commit is being made."""
+        return self.states.get(now.lines[entry].seq, now)
+
+
+@attrs.define
+class Model:
+    """The published state, what is staged over it, and the past."""
+
+    published: State = attrs.Factory(State)
+    staged: list[State] = attrs.Factory(list)
+    past: Past = attrs.Factory(Past)
+    lives: int = 0
+
+    @property
+    def newest(self) -> State:
+        """What a body sees: what the bodies before it have staged."""
+        return self.staged[-1] if self.staged else self.published
+
+    def new_life(self) -> int:
+        self.lives += 1
+        return self.lives
+
+    def begin(self, seq: int) -> State:
+        return self.newest.grow(seq)
+
+    def stage(self, state: State) -> None:
+        self.staged.append(state)
+        self.past.states[state.seq] = state
+
+    def publish(self, seq: int) -> tuple[State, State] | None:
+        """Adopt the staged commit of this sequence number; give the states before and after it."""
+        if not self.staged or self.staged[0].seq != seq:
+            return None
+        before, after = self.published, self.staged.pop(0)
+        self.published = after
+        return before, after
+
+    def revert(self) -> None:
+        for state in self.staged:
+            self.past.states.pop(state.seq, None)
+        self.staged.clear()
+

@@ -1,0 +1,272 @@
+"""Watchers of a history, each beside what the model expects it to be given.
+
+What a watcher is to be given is worked out from the published states alone: one frame for each
+commit that changed what it watches, at most 100 of them kept, one whole value in their place when
+there would be more, None at the retirement. Every frame is held against that, against the patch
+applied by code of our own, and against the object that other watchers of the same thing were given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+from history_documents import BY_NAME, VERSIONS
+from history_model import Address, State
+from history_values import difference, patched
+
+from pidurable.errors import DocumentTooNewError, SessionPoisonedError
+
+FRAMES_MAX = 100
+"""01-kernel 4: at most 100 undelivered frames are kept."""
+
+
+class WatchError(AssertionError):
+    """A watcher was given something else than the model expects."""
+
+
+@attrs.frozen
+class Target:
+    """A document as the code of one version sees it, or the view of a conversation."""
+
+    address: Address
+    version: int
+
+    def __str__(self) -> str:
+        name, owner, key = self.address
+        return f"the watch of {name} of {owner} {key!r} (v{self.version})"
+
+    def opened(self, harness: Any) -> Any:
+        name, owner, key = self.address
+        return getattr(harness, "watch", harness.session.watch)(BY_NAME[name].classes[self.version - 1], owner, key=key)
+
+    def value(self, state: State) -> Any:
+        return state.shown(self.address, self.version)
+
+    def refused(self, state: State) -> bool:
+        return state.too_new(self.address, self.version)
+
+    def change(self, before: State, after: State) -> str:
+        """What a commit is to this watch: "" nothing, a "frame", "retired", or "too new"."""
+        old, new = before.docs.get(self.address), after.docs.get(self.address)
+        if old is new:
+            return ""
+        if old is not None and (new is None or new.life != old.life):
+            return "retired"
+        assert new is not None
+        return "too new" if new.version > self.version else "frame"
+
+
+@attrs.frozen
+class Due:
+    """A frame that is to be delivered."""
+
+    seq: int
+    value: Any
+    whole: bool = False
+
+
+@attrs.define(eq=False)
+class Watcher:
+    """One watch and its consumer."""
+
+    target: Target
+    temper: str
+    """fast: takes at once, in a task of its own; slow: when the history says so; stalled: last."""
+    counts: Counter[str]
+    rare: Counter[str]
+    shared: dict[tuple[Target, int], Any]
+    """The frame of each commit and target, whoever was given it first."""
+    state_at: Callable[[int], State]
+    poisoned: Callable[[], bool]
+    log: list[tuple[int, State, State]]
+    """Every commit published in this opening: its number, the states before and after it."""
+    watch: Any = None
+    value: Any = None
+    end: str = ""
+    """Why no more frames are due: retired, too new, left; refused at its beginning."""
+    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    told: str = ""
+    """The first difference."""
+    done: bool = False
+    _due: deque[Due] = attrs.Factory(deque)
+    _seen: int = 0
+    """How many commits of the log are accounted for."""
+    _last: int = 0
+    _kept: list[tuple[Any, Any]] = attrs.Factory(list)
+    _left: trio.Event = attrs.Factory(trio.Event)
+
+    # --- what is due -------------------------------------------------------------------------
+
+    def account(self) -> None:
+        """Work out what the commits since the last look are to this watch."""
+        while self._seen < len(self.log):
+            seq, before, after = self.log[self._seen]
+            self._seen += 1
+            change = self.target.change(before, after) if not self.end else ""
+            if seq <= self._last or not change:
+                continue
+            if change == "too new":
+                self.end = change
+                self.rare["watch ended: too new"] += 1
+                continue
+            if change == "retired":
+                self.end = change
+                self.counts["retirements"] += 1
+            value = None if change == "retired" else self.target.value(after)
+            due = Due(seq, value)
+            if self._due and self._due[0].whole:
+                self.counts["folds"] += 1
+                if change == "retired":
+                    self.rare["retired while folding"] += 1
+                self._due[0] = Due(seq, value, whole=True)
+            elif len(self._due) == FRAMES_MAX:
+                self.counts["overflows"] += 1
+                self._due.clear()
+                self._due.append(Due(seq, value, whole=True))
+            else:
+                self._due.append(due)
+
+    # --- consuming ---------------------------------------------------------------------------
+
+    async def run(
+        self, harness: Any, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Hold the watch open until it is left; a fast one takes its frames here."""
+        try:
+            with self.scope:
+                async with self.target.opened(harness) as watch:
+                    self._begin(watch)
+                    task_status.started()
+                    if self.temper == "fast":
+                        await self.drain()
+                    await self._left.wait()
+        except DocumentTooNewError:
+            if self.watch is not None:
+                raise
+            self.end = "refused"
+            task_status.started()
+
+    def _begin(self, watch: Any) -> None:
+        self.watch, self._last = watch, watch.seq
+        then = self.state_at(watch.seq)
+        self.value = watch.json()
+        self.counts["watches"] += 1
+        told = difference(self.target.value(then), self.value)
+        if told:
+            raise WatchError(f"{self.target} begins at {watch.seq} with another value: {told}")
+        if self.target.refused(then):
+            raise WatchError(f"{self.target}: code that is too old was given a value")
+        self.account()
+
+    async def take(self, many: int) -> None:
+        """Take some of the frames that are due, which must be there, and nothing else."""
+        for _ in range(many):
+            self.account()
+            if not self._due:
+                await self._take_nothing()
+                return
+            with trio.move_on_after(1):
+                self._judge(await self.watch.__anext__())
+                continue
+            raise WatchError(f"{self.target}: {len(self._due)} frames are due, and none comes")
+
+    async def _take_nothing(self) -> None:
+        if self.end:
+            return
+        with trio.move_on_after(1):
+            try:
+                frame = await self.watch.__anext__()
+            except StopAsyncIteration:
+                raise WatchError(f"{self.target}: ended, and nothing has ended it") from None
+            raise WatchError(f"{self.target}: frame {frame.seq} comes, and none is due")
+        self.rare["waited, cancelled, taken up again"] += 1
+
+    async def drain(self) -> None:
+        """Take everything to the end, whatever it is."""
+        found = "closed"
+        try:
+            async for frame in self.watch:
+                self.account()
+                self._judge(frame)
+        except SessionPoisonedError:
+            found = "poisoned"
+        except DocumentTooNewError:
+            found = "too new"
+        self.account()
+        if self._due:
+            raise WatchError(f"{self.target}: ends ({found}) with {len(self._due)} frames due")
+        expected = self.end or ("poisoned" if self.poisoned() else "closed")
+        if found != {"retired": "closed"}.get(expected, expected):
+            raise WatchError(f"{self.target}: ends with {found!r}, expected {expected!r}")
+        self.done = True
+        self._check_kept()
+
+    def _judge(self, frame: Any) -> None:
+        self.counts["frames"] += 1
+        if not self._due:
+            raise WatchError(f"{self.target}: frame {frame.seq} comes, and none is due")
+        due = self._due.popleft()
+        if (frame.seq, frame.whole) != (due.seq, due.whole):
+            found, wanted = (frame.seq, frame.whole), (due.seq, due.whole)
+            raise WatchError(f"{self.target}: (seq, whole) expected {wanted}, found {found}")
+        value = frame.json()
+        told = difference(due.value, value)
+        if told:
+            raise WatchError(f"{self.target}, frame {frame.seq}: {told}")
+        patch = frame.patch
+        try:
+            told = difference(due.value, patched(self.value, patch))
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
+            told = f"{type(error).__name__}: {error}"
+        if told:
+            raise WatchError(f"{self.target}, the patch of frame {frame.seq}: {told}: {patch}")
+        if due.whole and [op["op"] for op in patch] != ["replace"]:
+            raise WatchError(f"{self.target}, the patch of a whole frame is {patch}")
+        self._check_watch(frame, value)
+        if not due.whole:
+            first = self.shared.setdefault((self.target, frame.seq), frame)
+            if first is not frame:
+                raise WatchError(f"{self.target}: two frame objects of commit {frame.seq}")
+        self.value = value
+        if len(self._kept) < 3:
+            self._kept.append((frame, value))
+
+    def _check_watch(self, frame: Any, value: Any) -> None:
+        if self.watch.seq != frame.seq or difference(self.watch.json(), value):
+            raise WatchError(f"{self.target}: it does not stand where frame {frame.seq} does")
+
+    def _check_kept(self) -> None:
+        """Frames that were delivered long ago still say what they said."""
+        for frame, value in self._kept:
+            told = difference(value, frame.json())
+            if told:
+                raise WatchError(f"{self.target}: frame {frame.seq} has changed: {told}")
+
+    def leave(self) -> None:
+        if not self.end:
+            self.end = "left"
+        self.done = True
+        self._left.set()
+        self.scope.cancel()
+
+
+def drawn_target(state: State, numbers: tuple[int, int], versions: dict[str, int]) -> Target:
+    """Something to watch: mostly a document that is there, else one that may come."""
+    first, second = numbers
+    addresses = list(state.docs)
+    if addresses and first % 4:
+        address = addresses[first // 4 % len(addresses)]
+    else:
+        kinds = [kind for kind in BY_NAME.values() if kind.scope != "task"]
+        kind = kinds[first // 4 % len(kinds)]
+        places = list(state.places)
+        owner = 0 if kind.scope == "session" else places[first // 64 % len(places)]
+        address = (kind.name, owner, "one" if kind.family else "")
+    version = versions[address[0]]
+    if second % 5 == 0:
+        version = second // 5 % VERSIONS + 1
+    return Target(address, version)
