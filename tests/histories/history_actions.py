@@ -79,7 +79,8 @@ class Body:
         self.before = self.model.newest
 
     async def do(self, action: list[Any]) -> None:
-        await getattr(self, f"_{action[0]}")(*action[1:])
+        if self.state.places or action[0] == "new":
+            await getattr(self, f"_{action[0]}")(*action[1:])
 
     def _place(self, number: int) -> int:
         return list(self.state.places)[number % len(self.state.places)]
@@ -267,9 +268,7 @@ class Body:
 
     # --- documents -------------------------------------------------------------------------
 
-    async def _doc(
-        self, kind: int, owner: int, key: int, back: int, how: int, seed: int
-    ) -> None:
+    async def _doc(self, kind: int, owner: int, key: int, back: int, how: int, seed: int) -> None:
         found = KINDS[kind % len(KINDS)]
         address = self.address(found, owner, key)
         if address is None:
@@ -340,9 +339,7 @@ class Body:
             value[name] = changed(value[name], random)
             setattr(draft, name, copy.deepcopy(value[name]))
 
-    def _patch(
-        self, kind: Kind, address: Address, version: int, how: int, random: Random
-    ) -> None:
+    def _patch(self, kind: Kind, address: Address, version: int, how: int, random: Random) -> None:
         self.patched.add(address)
         value = self.state.shown(address, version)
         name, log = body_name(version), log_pointer(version)
@@ -353,7 +350,9 @@ class Body:
             text = random.choice((" grew", "é", "x" * 700))
             at = f"{log}/{random.randrange(len(lines))}"
             self.tx.append_text(cls, owner or None, at, text, key=key)
-            self._keep(address, version, patched(value, [{"op": "append", "path": at, "value": text}]))
+            self._keep(
+                address, version, patched(value, [{"op": "append", "path": at, "value": text}])
+            )
             return
         ops: list[Any] = [{"op": "add", "path": f"{log}/-", "value": f"op {random.random()}"}]
         below = [f"/{name}{each}" for each in pointers(value[name])]

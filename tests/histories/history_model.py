@@ -73,7 +73,9 @@ class State:
     """Whether a task is live, by id."""
 
     def grow(self, seq: int) -> State:
-        return State(seq, self.places.copy(), self.lines.copy(), self.docs.copy(), self.tasks.copy())
+        return State(
+            seq, self.places.copy(), self.lines.copy(), self.docs.copy(), self.tasks.copy()
+        )
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -186,4 +188,3 @@ class Model:
         for state in self.staged:
             self.past.states.pop(state.seq, None)
         self.staged.clear()
-

@@ -150,4 +150,6 @@ class Stage:
             await wait_all_tasks_blocked()
             # Held back after a refusal, until a probe was stored.
             await trio.sleep(2.0)
-        raise AssertionError(f"task {task_id} does not come to run: {self.harness.explain(task_id)}")
+        raise AssertionError(
+            f"task {task_id} does not come to run: {self.harness.explain(task_id)}"
+        )

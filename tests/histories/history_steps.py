@@ -8,6 +8,7 @@ played, modulo what there is, so that any list is a program, and a shorter one t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -115,16 +116,15 @@ def shrink(program: Program, fails: Callable[[Program], bool], *, tries: int = 3
 
     program = _without(program, still)
     for index, step in enumerate(program):
-        inner = step[-1]
-        if not isinstance(inner, list):
-            continue
-
-        def put(part: Any, index: int = index, step: Step = step) -> Program:
-            return [*program[:index], [*step[:-1], part], *program[index + 1 :]]
-
-        inner = _without(inner, lambda part: still(put(part)))
-        program = put(inner)
+        if isinstance(step[-1], list):
+            put = partial(_with_part, program, index)
+            program = put(_without(step[-1], lambda part, put=put: still(put(part))))
     return program
+
+
+def _with_part(program: Program, index: int, part: Any) -> Program:
+    """The program with another list of actions, or of bodies, in one of its steps."""
+    return [*program[:index], [*program[index][:-1], part], *program[index + 1 :]]
 
 
 def _without(items: list[Any], fails: Callable[[list[Any]], bool]) -> list[Any]:

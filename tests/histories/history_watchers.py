@@ -41,7 +41,9 @@ class Target:
 
     def opened(self, harness: Any) -> Any:
         name, owner, key = self.address
-        return getattr(harness, "watch", harness.session.watch)(BY_NAME[name].classes[self.version - 1], owner, key=key)
+        return getattr(harness, "watch", harness.session.watch)(
+            BY_NAME[name].classes[self.version - 1], owner, key=key
+        )
 
     def value(self, state: State) -> Any:
         return state.shown(self.address, self.version)
