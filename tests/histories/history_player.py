@@ -42,7 +42,7 @@ LOOKS = 6
 PLACES = 3
 """How many contexts are judged after each step; all of them at each opening and at the end."""
 WATCHERS_MAX = 12
-NEED_A_PLACE = ("task", "round", "churn", "watch")
+NEED_A_PLACE = ("task", "round", "poke", "churn", "watch")
 """Steps that are about a conversation, and are nothing where there is none."""
 
 
@@ -400,20 +400,53 @@ class Player:
                 self.rare["something said inside a round"] += 1
             await entry(result((asked, index), text))
 
+    async def _poke(self, first: int, second: int, seed: int) -> None:
+        """One commit that changes a few of the documents that are watched, or ends one."""
+        random = Random(seed)
+        async with self.stage.harness.commit() as tx:
+            body = self._body(tx)
+            for number in (first, second)[: random.randint(1, 2)]:
+                address = self._watched(number)
+                if address is None:
+                    continue
+                if address in body.state.docs and random.random() < 0.08:
+                    body.retire(address)
+                    continue
+                kind = BY_NAME[address[0]]
+                how = random.randrange(6)
+                await body.write(kind, address, self.versions[kind.name], how, random)
+            staged = body.finish()
+            if staged:
+                self.model.stage(body.state)
+        self._check_published(tx, body.state, staged=staged)
+
+    def _watched(self, number: int) -> Address | None:
+        """The address of a document that is watched and may be written."""
+        tasks = self.model.published.tasks
+        found = [
+            watcher.target.address
+            for watcher in self.watchers
+            if BY_NAME[watcher.target.address[0]].scope != "task"
+            or tasks.get(watcher.target.address[1])
+        ]
+        return found[number % len(found)] if found else None
+
     async def _churn(self, kind: int, owner: int, key: int, many: int) -> None:
-        """Many small changes of one document, one commit each."""
-        found = KINDS[kind % len(KINDS)]
+        """Many small changes of one document, one commit each; of one that is watched if any is."""
+        watched = self._watched(owner)
+        found = KINDS[kind % len(KINDS)] if watched is None else BY_NAME[watched[0]]
         for number in range(many):
             async with self.stage.harness.commit() as tx:
                 body = self._body(tx)
-                address = body.address(found, owner, key)
+                address = watched or body.address(found, owner, key)
                 if address is None:
                     return
                 how = 2 if number == 0 else 4
-                random = Random(number)
-                await body.write(found, address, self.versions[found.name], how, random)
-                if body.finish():
+                await body.write(found, address, self.versions[found.name], how, Random(number))
+                staged = body.finish()
+                if staged:
                     self.model.stage(body.state)
+            self._check_published(tx, body.state, staged=staged)
         if many > 256:
             self.rare["more changes than deltas stand on a base"] += 1
 

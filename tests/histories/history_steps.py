@@ -50,13 +50,23 @@ STEPS: dict[str, int] = {
     "watch": 0,
     "take": 0,
     "leave": 0,
+    "poke": 0,
     "churn": 0,
     "look": 2,
 }
 GOALS: dict[str, dict[str, int]] = {
     # How often else, by goal.
     "rewind": {"churn": 1, "look": 4},
-    "watches": {"watch": 14, "take": 8, "leave": 2, "churn": 4, "round": 1, "look": 0},
+    "watches": {
+        "commit": 8,
+        "watch": 14,
+        "take": 8,
+        "leave": 2,
+        "poke": 24,
+        "churn": 5,
+        "round": 1,
+        "look": 0,
+    },
     "context": {"round": 10, "task": 0, "desk": 0, "end": 0, "abort": 0, "upgrade": 0},
 }
 ACTIONS_OF: dict[str, dict[str, int]] = {
@@ -88,7 +98,7 @@ def _step(name: str, weights: dict[str, int], random: Random) -> Step:
     if name == "desk":
         return [name, random.randint(0, MANY), [_action("doc", random) for _ in range(2)]]
     if name == "churn":
-        most = 270 if random.random() < 0.1 else 40
+        most = 270 if random.random() < 0.15 else 40
         return [name, *(random.randint(0, MANY) for _ in range(3)), random.randint(1, most)]
     if name in ("reopen", "crash"):
         return [name]

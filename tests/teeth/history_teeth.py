@@ -1,0 +1,257 @@
+"""Planted bugs in documents, forks, watches and contexts, each of which the histories must find.
+
+python tests/teeth/history_teeth.py                   all, and the last line says how many
+python tests/teeth/history_teeth.py "off by one"      those whose name contains this
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import attrs
+from teeth import CHECKOUT, BluntToothError
+
+RUNNER = CHECKOUT / "tests" / "histories" / "run_histories.py"
+HISTORIES_MAX = 1000
+HANG_SECONDS = 240.0
+
+
+@attrs.frozen(kw_only=True)
+class HistoryTooth:
+    """One planted bug: changes of one module, each of a text that occurs exactly once."""
+
+    name: str
+    goal: str
+    """Which histories are to find it."""
+    module: str
+    """Below `pidurable/session`."""
+    changes: tuple[tuple[str, str], ...]
+    """What is looked for (blanks and line ends count as one blank), and what it becomes."""
+
+    def plant(self, package: Path) -> None:
+        path = package / "session" / self.module
+        text = path.read_text()
+        for find, become in self.changes:
+            pattern = r"\s+".join(re.escape(part) for part in find.split())
+            found = re.findall(pattern, text)
+            if len(found) != 1:
+                raise BluntToothError(
+                    f"tooth {self.name!r}: {find!r} occurs {len(found)} times in {self.module}; "
+                    "plant it anew where the code does this now"
+                )
+            text = re.sub(pattern, lambda _, become=become: become, text)
+        path.write_text(text)
+
+
+TEETH = (
+    HistoryTooth(
+        name="write a base without its last delta",
+        goal="rewind",
+        module="_documents.py",
+        changes=(
+            ("base = _json.dumps(value, path=path)", "base = _json.dumps(state.value, path=path)"),
+        ),
+    ),
+    HistoryTooth(
+        name="read the past off by one",
+        goal="rewind",
+        module="_session.py",
+        changes=(
+            (
+                "_documents.load_as_of, self.storage, address, row.seq",
+                "_documents.load_as_of, self.storage, address, row.seq - 1",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="copy the current value into a fork for as_of",
+        goal="rewind",
+        module="_document_work.py",
+        changes=(
+            (
+                'if living is not None and (living[0].fork != "as_of" or fork.seq is None):',
+                "if living is not None:",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="keep what a failed batch has staged",
+        goal="rewind",
+        module="_session.py",
+        changes=(
+            ("def revert(self) -> None: self._staged = Staged()", "def revert(self) -> None:"),
+        ),
+    ),
+    HistoryTooth(
+        name="let a migration change what is stored",
+        goal="rewind",
+        module="_documents.py",
+        changes=(("copy.deepcopy(", "("),),
+    ),
+    HistoryTooth(
+        name="give an overflow frame without its value",
+        goal="watches",
+        module="_watch.py",
+        changes=(("Frame(self.seq, self.value, whole=True", "Frame(self.seq, None, whole=True"),),
+    ),
+    HistoryTooth(
+        name="publish to watches before the commit is durable",
+        goal="watches",
+        module="_session.py",
+        changes=(
+            (
+                "self._staged.add(draft)",
+                "self._staged.add(draft)\n        self._watches.publish(draft)",
+            ),
+            ("if self._watches.hubs:", "if False:"),
+        ),
+    ),
+    HistoryTooth(
+        name="keep one frame more than a hundred",
+        goal="watches",
+        module="_watch.py",
+        changes=(
+            (
+                "if len(self._frames) >= WATCH_FRAMES_MAX:",
+                "if len(self._frames) > WATCH_FRAMES_MAX:",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="forget a watcher that has fallen behind",
+        goal="watches",
+        module="_watch.py",
+        changes=(("self._active[watch] = None\n        if self._whole", "if self._whole"),),
+    ),
+    HistoryTooth(
+        name="leave out the last operation of a patch",
+        goal="watches",
+        module="_document_watch.py",
+        changes=(("patch_of(before, after, ops)", "patch_of(before, after, ops[:-1] or ops)"),),
+    ),
+    HistoryTooth(
+        name="let a watch outlive its document",
+        goal="watches",
+        module="_document_watch.py",
+        changes=(
+            (
+                "hub.publish(tx.seq, None, None)\n                    hub.end()",
+                "hub.publish(tx.seq, None, None)",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="let the edit of an older entry win",
+        goal="context",
+        module="_transcript.py",
+        changes=(
+            (
+                "edits[edit.target] = edit.messages or ()",
+                "edits.setdefault(edit.target, edit.messages or ())",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="put a result into the slot of another call",
+        goal="context",
+        module="_context.py",
+        changes=(
+            (
+                "place = self._places.get(item.message.call)",
+                "place = self._places.get((item.message.call[0], 0))",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="let a head count that came after the cutoff",
+        goal="context",
+        module="_history.py",
+        changes=(
+            (
+                "(member, end if bound is None else min(bound, end))",
+                "(member, bound)",
+            ),
+        ),
+    ),
+)
+
+
+@attrs.frozen(kw_only=True)
+class HistoryBite:
+    """What became of one tooth."""
+
+    tooth: HistoryTooth | None
+    caught: bool
+    said: str
+    seconds: float
+
+
+def bite(
+    tooth: HistoryTooth | None, *, goal: str = "", histories: int = HISTORIES_MAX
+) -> HistoryBite:
+    """Play histories against a copy of the package, until one fails; a tooth is planted, or none."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(
+            CHECKOUT / "pidurable",
+            Path(folder) / "pidurable",
+            symlinks=False,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        if tooth is not None:
+            tooth.plant(Path(folder) / "pidurable")
+            goal = tooth.goal
+        command = [sys.executable, str(RUNNER), "--goal", goal, "--tries", "0"]
+        try:
+            done = subprocess.run(
+                [*command, "--histories", str(histories)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=HANG_SECONDS,
+                env={**os.environ, "PYTHONPATH": folder},
+            )
+            said = done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            said = "seed ?: it does not come to an end\ndifferences=1"
+    found = re.search(r"differences=(\d+)", said)
+    if found is None:
+        raise BluntToothError(f"{tooth.name if tooth else 'no tooth'}: no figures:\n{said[-2000:]}")
+    first = next((line for line in said.splitlines() if " seed " in line), said[-200:])
+    return HistoryBite(
+        tooth=tooth,
+        caught=found.group(1) != "0",
+        said=re.sub(r"step (\d+) \[.*\]: ", r"step \1: ", first)[:160],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def main(part: str = "") -> int:
+    chosen = [tooth for tooth in TEETH if part in tooth.name]
+    caught = 0
+    for tooth in chosen:
+        try:
+            result = bite(tooth)
+        except BluntToothError as blunt:
+            print(f"BLUNT  {blunt}", flush=True)
+            continue
+        caught += result.caught
+        print(
+            f"{'caught' if result.caught else 'MISSED'} {result.seconds:5.1f} s  {tooth.name}: "
+            f"{result.said}",
+            flush=True,
+        )
+    verdict = "PASS" if caught == len(chosen) else "FAIL"
+    print(f"history teeth: caught={caught}/{len(chosen)} {verdict}")
+    return int(verdict == "FAIL")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))
