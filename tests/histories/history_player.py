@@ -219,8 +219,9 @@ class Player:
         self.stage.storage.add(Fault.refuse("apply", times=10_000))
         await self._together(bodies, "refused")
         self.stage.storage.clear()
-        # Until a probe is stored nothing new is begun; the commits of a host are.
-        await trio.sleep(5.0)
+        if self.random.random() < 0.3:
+            # Long enough for a probe to be stored; until then tasks do not begin again.
+            await trio.sleep(5.0)
 
     async def _lost(self, bodies: list[list[Any]]) -> bool:
         return await self._uncertain(bodies, Fault.lose("apply"), "lost")
@@ -307,6 +308,9 @@ class Player:
 
     async def _upgrade(self, kind: int, *_: int) -> None:
         name = KINDS[kind % len(KINDS)].name
+        watched = self._watched(kind)
+        if watched is not None and kind % 3:
+            name = watched[0]
         self.versions[name] = min(VERSIONS, self.versions[name] + 1)
 
     async def _task(self, conversation: int, *_: int) -> None:

@@ -129,6 +129,8 @@ class Stage:
             registry=REGISTRY,
             settings=Settings(
                 storage_retry_seconds=RETRY_SECONDS,
+                # A task that was there at each of many deaths has no part in them.
+                recoveries_max=10_000,
                 heartbeat_seconds=FOREVER,
                 lease_seconds=FOREVER,
             ),

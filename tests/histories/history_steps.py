@@ -41,7 +41,7 @@ STEPS: dict[str, int] = {
     "stored": 1,
     "crash": 1,
     "reopen": 2,
-    "upgrade": 2,
+    "upgrade": 3,
     "task": 2,
     "desk": 4,
     "end": 2,
@@ -98,8 +98,9 @@ def _step(name: str, weights: dict[str, int], random: Random) -> Step:
     if name == "desk":
         return [name, random.randint(0, MANY), [_action("doc", random) for _ in range(2)]]
     if name == "churn":
-        most = 270 if random.random() < 0.15 else 40
-        return [name, *(random.randint(0, MANY) for _ in range(3)), random.randint(1, most)]
+        most = random.choice((40, 40, 40, 130, 130, 270))
+        many = random.randint(most // 3, most)
+        return [name, *(random.randint(0, MANY) for _ in range(3)), many]
     if name in ("reopen", "crash"):
         return [name]
     return [name, *(random.randint(0, MANY) for _ in range(3))]

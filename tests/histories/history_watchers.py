@@ -269,6 +269,6 @@ def drawn_target(state: State, numbers: tuple[int, int], versions: dict[str, int
         owner = 0 if kind.scope == "session" else places[first // 64 % len(places)]
         address = (kind.name, owner, "one" if kind.family else "")
     version = versions[address[0]]
-    if second % 5 == 0:
-        version = second // 5 % VERSIONS + 1
+    if second % 3 == 0:
+        version = second // 3 % VERSIONS + 1
     return Target(address, version)

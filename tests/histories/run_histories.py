@@ -30,7 +30,7 @@ TITLES = {"rewind": "rewind", "watches": "R9 watches", "context": "context"}
 FIGURES = {
     "rewind": ("values", "entries", "commits", "openings"),
     "watches": ("frames", "watches", "overflows", "folds", "retirements", "commits"),
-    "context": ("contexts", "entries", "commits", "openings"),
+    "context": ("contexts", "commits", "openings"),
 }
 ALWAYS_RARE = (
     "crash",
@@ -135,7 +135,11 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         for number in range(histories):
             one = seed + number
-            path = Path(folder) / f"{one}.sqlite" if number % sqlite_every == 7 else None
+            path = (
+                Path(folder) / f"{one}.sqlite"
+                if number % sqlite_every == sqlite_every - 1
+                else None
+            )
             _one(report, draw_program(goal, one, steps), one, path, tries=tries)
             report.seconds = time.perf_counter() - started
             if len(report.differences) >= differences_max:

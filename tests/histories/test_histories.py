@@ -12,7 +12,7 @@ from history_steps import GOALS, Program, draw_program, shrink
 from history_values import difference, patched
 from run_histories import run
 
-SAMPLE = {"rewind": 9, "watches": 9, "context": 8}
+SAMPLE = {"rewind": 6, "watches": 6, "context": 5}
 """Histories in the default suite; -m slow plays a thousand of each."""
 
 
@@ -27,7 +27,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("goal", GOALS)
 def test_a_few_histories_agree_with_the_model(goal: str) -> None:
     """A few histories of each goal, one of them on a file, show no difference."""
-    report = run(goal, SAMPLE[goal], int(os.environ.get("HISTORIES_SEED", "0")), sqlite_every=8)
+    report = run(goal, SAMPLE[goal], int(os.environ.get("HISTORIES_SEED", "0")), sqlite_every=5)
 
     assert report.differences == []
     assert report.histories == SAMPLE[goal]

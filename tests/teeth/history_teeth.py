@@ -19,6 +19,7 @@ import attrs
 from teeth import CHECKOUT, BluntToothError
 
 RUNNER = CHECKOUT / "tests" / "histories" / "run_histories.py"
+GOALS = ("rewind", "watches", "context")
 HISTORIES_MAX = 1000
 HANG_SECONDS = 240.0
 
@@ -63,12 +64,7 @@ TEETH = (
         name="read the past off by one",
         goal="rewind",
         module="_session.py",
-        changes=(
-            (
-                "_documents.load_as_of, self.storage, address, row.seq",
-                "_documents.load_as_of, self.storage, address, row.seq - 1",
-            ),
-        ),
+        changes=(("address, row.seq, )", "address,\n            row.seq - 1,\n        )"),),
     ),
     HistoryTooth(
         name="copy the current value into a fork for as_of",
@@ -196,7 +192,7 @@ class HistoryBite:
 def bite(
     tooth: HistoryTooth | None, *, goal: str = "", histories: int = HISTORIES_MAX
 ) -> HistoryBite:
-    """Play histories against a copy of the package, until one fails; a tooth is planted, or none."""
+    """Play histories against a copy of the package with a tooth in it, or none, until one fails."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(
