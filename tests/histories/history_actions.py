@@ -15,6 +15,8 @@ from typing import Any
 
 import attrs
 from history_documents import (
+    AGENT,
+    AGENT_FIELDS,
     BY_NAME,
     FAMILY_KEYS,
     KINDS,
@@ -213,7 +215,7 @@ class Body:
         self.last_id(made)
         self._count_fork(place, at)
         self.state.fork(made, place, at)
-        for kind in KINDS:
+        for kind in (*KINDS, AGENT):
             if kind.scope == "conversation":
                 keys = FAMILY_KEYS if kind.family else ("",)
                 self.unsettled |= {(kind.name, made, key) for key in keys}
@@ -267,6 +269,17 @@ class Body:
             rare["fork inside a round"] += 1
 
     # --- documents -------------------------------------------------------------------------
+
+    async def _agent(self, conversation: int, seed: int) -> None:
+        """Change one of the product's own documents, which the view of a conversation shows."""
+        address = (AGENT.name, self._place(conversation), "")
+        self.settle(address)
+        draft = await self.tx.document(AGENT.classes[0], address[1])
+        text = f"instructions {seed % 5}"
+        draft.instructions = text
+        old = self.state.docs.get(address)
+        value = dict.fromkeys(AGENT_FIELDS) if old is None else old.value
+        self._keep(address, 1, {**value, "instructions": text})
 
     async def _doc(self, kind: int, owner: int, key: int, back: int, how: int, seed: int) -> None:
         found = KINDS[kind % len(KINDS)]
@@ -347,7 +360,7 @@ class Body:
         cls = kind.classes[version - 1]
         lines = log_of(value, version)
         if how == 4 and lines:
-            text = random.choice((" grew", "é", "x" * 700))
+            text = random.choice((" grew", "é", "\U0001f642", "x" * 90))
             at = f"{log}/{random.randrange(len(lines))}"
             self.tx.append_text(cls, owner or None, at, text, key=key)
             self._keep(
@@ -401,12 +414,12 @@ class Body:
         self.state.put(address, version, copy.deepcopy(value), self.model.new_life())
 
     async def _retire(self, number: int) -> None:
-        found = list(self.state.docs)
+        found = [address for address in self.state.docs if address[0] != AGENT.name]
         if found:
             self.retire(found[number % len(found)])
 
     async def _renew(self, number: int, seed: int) -> None:
-        found = [a for a in self.before.docs if a in self.state.docs]
+        found = [a for a in self.before.docs if a in self.state.docs and a[0] != AGENT.name]
         if not found:
             return
         address = found[number % len(found)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from pidurable.agent._documents import AgentDocument
 from pidurable.session._documents import document
 
 VERSIONS = 3
@@ -124,7 +125,10 @@ KINDS = (
     _kind("desk", scope="task", family=True),
 )
 FAMILY_KEYS = ("one", "two/three")
-BY_NAME = {kind.name: kind for kind in KINDS}
+AGENT = Kind(name="pi.agent", history="rewindable", fork="as_of", classes=(AgentDocument,))
+"""One of the product's own, which a conversation's view shows; of one version."""
+AGENT_FIELDS = ("model", "thinking", "extensions", "tools", "instructions", "cwd", "turns_max")
+BY_NAME = {kind.name: kind for kind in (*KINDS, AGENT)}
 
 
 def plain(value: Any) -> Any:

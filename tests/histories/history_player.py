@@ -22,7 +22,7 @@ from history_model import Address, Line, Model, State
 from history_stage import Sitter, Stage
 from history_steps import Program
 from history_values import difference
-from history_watchers import Watcher, drawn_target
+from history_watchers import PAGE, Target, View, Watcher, drawn_target
 from trio.testing import MockClock
 
 from pidurable.agent._models import ModelRequest, RequestMessage
@@ -42,7 +42,7 @@ LOOKS = 6
 PLACES = 3
 """How many contexts are judged after each step; all of them at each opening and at the end."""
 WATCHERS_MAX = 12
-NEED_A_PLACE = ("task", "round", "poke", "churn", "watch")
+NEED_A_PLACE = ("task", "flood", "round", "poke", "churn", "watch")
 """Steps that are about a conversation, and are nothing where there is none."""
 
 
@@ -430,10 +430,32 @@ class Player:
         found = [
             watcher.target.address
             for watcher in self.watchers
+            if isinstance(watcher.target, Target)
             if BY_NAME[watcher.target.address[0]].scope != "task"
             or tasks.get(watcher.target.address[1])
         ]
         return found[number % len(found)] if found else None
+
+    async def _flood(self, number: int, many: int, each: int) -> None:
+        """Many entries in a conversation that is watched, some of them per commit."""
+        places = [w.target.place for w in self.watchers if isinstance(w.target, View)]
+        if not places:
+            return
+        place, left = places[number % len(places)], many
+        while left > 0:
+            async with self.stage.harness.commit() as tx:
+                body = self._body(tx)
+                for _ in range(min(each, left)):
+                    head = 10 if left == many // 2 else 0
+                    body.append(place, 8 if left % 3 else 0, Random(left), head=head)
+                left -= each
+                body.finish()
+                self.model.stage(body.state)
+            self._check_published(tx, body.state, staged=True)
+        if many > PAGE:
+            self.rare["view of more than a page"] += 1
+            if each > PAGE:
+                self.rare["more than a page in one commit"] += 1
 
     async def _churn(self, kind: int, owner: int, key: int, many: int) -> None:
         """Many small changes of one document, one commit each; of one that is watched if any is."""

@@ -29,6 +29,7 @@ ACTIONS: dict[str, tuple[int, tuple[int, ...]]] = {
     "fork": (2, (MANY, MANY)),  # conversation, entry
     "fork_here": (1, (MANY, MANY)),  # at an entry that the same commit appends
     "new": (1, ()),
+    "agent": (1, (MANY, MANY)),  # conversation, seed
 }
 
 STEPS: dict[str, int] = {
@@ -52,6 +53,7 @@ STEPS: dict[str, int] = {
     "leave": 0,
     "poke": 0,
     "churn": 0,
+    "flood": 0,
     "look": 2,
 }
 GOALS: dict[str, dict[str, int]] = {
@@ -64,6 +66,7 @@ GOALS: dict[str, dict[str, int]] = {
         "leave": 2,
         "poke": 24,
         "churn": 5,
+        "flood": 1,
         "round": 1,
         "look": 0,
     },
@@ -101,6 +104,13 @@ def _step(name: str, weights: dict[str, int], random: Random) -> Step:
         most = random.choice((40, 40, 40, 130, 130, 270))
         many = random.randint(most // 3, most)
         return [name, *(random.randint(0, MANY) for _ in range(3)), many]
+    if name == "flood":
+        return [
+            name,
+            random.randint(0, MANY),
+            random.choice((3, 60, 215, 420)),
+            random.choice((1, 7, 230)),
+        ]
     if name in ("reopen", "crash"):
         return [name]
     return [name, *(random.randint(0, MANY) for _ in range(3))]

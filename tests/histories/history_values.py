@@ -125,7 +125,12 @@ def _at(value: Any, segments: list[str]) -> Any:
 
 def patched(value: Any, ops: Any) -> Any:
     """The value after all operations; the given one stays as it is."""
-    root = [copy.deepcopy(value)]
+    return patched_in_place(copy.deepcopy(value), ops)
+
+
+def patched_in_place(value: Any, ops: Any) -> Any:
+    """The value after all operations; the given one is changed, or is not what it was."""
+    root = [value]
     for op in ops:
         name, where = op["op"], ["0", *_segments(op["path"])]
         if name in ("copy", "move"):

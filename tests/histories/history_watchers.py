@@ -8,17 +8,26 @@ applied by code of our own, and against the object that other watchers of the sa
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import trio
-from history_documents import BY_NAME, VERSIONS
-from history_model import Address, State
-from history_values import difference, patched
+from history_documents import AGENT, BY_NAME, VERSIONS
+from history_model import Address, Line, State
+from history_values import difference, patched_in_place
 
 from pidurable.errors import DocumentTooNewError, SessionPoisonedError
+from pidurable.records._messages import (
+    AssistantMessage,
+    SystemMessage,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultMessage,
+    UserMessage,
+)
 
 FRAMES_MAX = 100
 """01-kernel 4: at most 100 undelivered frames are kept."""
@@ -48,6 +57,12 @@ class Target:
     def value(self, state: State) -> Any:
         return state.shown(self.address, self.version)
 
+    def seen(self, value: Any) -> Any:
+        return value
+
+    def checked_every(self, frame: Any) -> int:
+        return 1
+
     def refused(self, state: State) -> bool:
         return state.too_new(self.address, self.version)
 
@@ -63,11 +78,122 @@ class Target:
 
 
 @attrs.frozen
+class View:
+    """The view of a conversation, as much of it as the model knows."""
+
+    place: int
+
+    def __str__(self) -> str:
+        return f"the view of conversation {self.place}"
+
+    @property
+    def address(self) -> Address:
+        return (AGENT.name, self.place, "")
+
+    def opened(self, harness: Any) -> Any:
+        return harness.conversation(self.place).watch()
+
+    def value(self, state: State) -> Any:
+        place, history = state.places[self.place], state.history(self.place)
+        agent = state.docs.get(self.address)
+        heads = [line for line in history if line.head is not None]
+        return {
+            "conversation": [place.id, place.parent, place.parent_entry],
+            "entries": [_line_json(line) for line in history[-PAGE:]],
+            "earlier": len(history) > PAGE,
+            "head": {"entry": heads[-1].id, "start": heads[-1].head} if heads else None,
+            "documents": {
+                "pi.agent": None if agent is None else agent.value,
+                "pi.live": None,
+                "pi.inbox": None,
+                "pi.usage": None,
+            },
+        }
+
+    def seen(self, value: Any) -> Any:
+        record = value["conversation"]
+        entries = [dict(entry) for entry in value["history"]["entries"]]
+        for entry in entries:
+            del entry["at_us"]
+            entry["messages"] = [_message_seen(message) for message in entry["messages"]]
+            entry["edits"] = [
+                [edit["target"], None if edit["messages"] is None else len(edit["messages"])]
+                for edit in entry["edits"]
+            ]
+        return {
+            "conversation": [record["id"], record["parent"], record["parent_entry"]],
+            "entries": entries,
+            "earlier": value["history"]["earlier"],
+            "head": value["head"],
+            "documents": value["documents"],
+        }
+
+    def checked_every(self, frame: Any) -> int:
+        """Looking at a whole page of entries costs what a page costs."""
+        return 1 if len(frame.value.history) < 20 else 30
+
+    def refused(self, state: State) -> bool:
+        return False
+
+    def change(self, before: State, after: State) -> str:
+        same = before.places[self.place] is after.places[self.place] and before.docs.get(
+            self.address
+        ) is after.docs.get(self.address)
+        return "" if same else "frame"
+
+
+PAGE = 200
+"""Limits: `view_page_entries`."""
+
+
+def _line_json(line: Line) -> Any:
+    return {
+        "id": line.id,
+        "conversation_id": line.conversation,
+        "seq": line.seq,
+        "kind": "histories.line",
+        "messages": [_message_json(message) for message in line.messages],
+        "data": line.data,
+        "head": line.head,
+        "edits": [
+            [target, None if messages is None else len(messages)] for target, messages in line.edits
+        ],
+        "by_task": None,
+    }
+
+
+def _message_json(message: Any) -> list[Any]:
+    """Who speaks, and what in short."""
+    if isinstance(message, SystemMessage):
+        return ["system", message.sections]
+    role = {UserMessage: "user", AssistantMessage: "assistant", ToolResultMessage: "tool"}
+    blocks = [
+        ["tool_call", block.name]
+        if isinstance(block, ToolCallBlock)
+        else ["text" if isinstance(block, TextBlock) else "thinking", block.text]
+        for block in message.blocks
+    ]
+    call = list(message.call) if isinstance(message, ToolResultMessage) else None
+    return [role[type(message)], blocks, call]
+
+
+def _message_seen(message: Any) -> list[Any]:
+    if message["role"] == "system":
+        return ["system", message["sections"]]
+    blocks = [
+        [block["type"], block["name"] if block["type"] == "tool_call" else block["text"]]
+        for block in message["blocks"]
+    ]
+    return [message["role"], blocks, message.get("call")]
+
+
+@attrs.frozen
 class Due:
     """A frame that is to be delivered."""
 
     seq: int
-    value: Any
+    state: State | None
+    """What the commit left; None for a retirement."""
     whole: bool = False
 
 
@@ -75,12 +201,12 @@ class Due:
 class Watcher:
     """One watch and its consumer."""
 
-    target: Target
+    target: Target | View
     temper: str
     """fast: takes at once, in a task of its own; slow: when the history says so; stalled: last."""
     counts: Counter[str]
     rare: Counter[str]
-    shared: dict[tuple[Target, int], Any]
+    shared: dict[tuple[Target | View, int], Any]
     """The frame of each commit and target, whoever was given it first."""
     state_at: Callable[[int], State]
     poisoned: Callable[[], bool]
@@ -95,6 +221,9 @@ class Watcher:
     """The first difference."""
     done: bool = False
     _due: deque[Due] = attrs.Factory(deque)
+    _since: int = 0
+    """Frames whose values were not looked at, since the last one whose value was."""
+    _unchecked: tuple[Any, Due] | None = None
     _seen: int = 0
     """How many commits of the log are accounted for."""
     _last: int = 0
@@ -108,8 +237,10 @@ class Watcher:
         while self._seen < len(self.log):
             seq, before, after = self.log[self._seen]
             self._seen += 1
-            change = self.target.change(before, after) if not self.end else ""
-            if seq <= self._last or not change:
+            if seq <= self._last or self.end:
+                continue
+            change = self.target.change(before, after)
+            if not change:
                 continue
             if change == "too new":
                 self.end = change
@@ -118,17 +249,17 @@ class Watcher:
             if change == "retired":
                 self.end = change
                 self.counts["retirements"] += 1
-            value = None if change == "retired" else self.target.value(after)
-            due = Due(seq, value)
+            state = None if change == "retired" else after
+            due = Due(seq, state)
             if self._due and self._due[0].whole:
                 self.counts["folds"] += 1
                 if change == "retired":
                     self.rare["retired while folding"] += 1
-                self._due[0] = Due(seq, value, whole=True)
+                self._due[0] = Due(seq, state, whole=True)
             elif len(self._due) == FRAMES_MAX:
                 self.counts["overflows"] += 1
                 self._due.clear()
-                self._due.append(Due(seq, value, whole=True))
+                self._due.append(Due(seq, state, whole=True))
             else:
                 self._due.append(due)
 
@@ -157,7 +288,7 @@ class Watcher:
         then = self.state_at(watch.seq)
         self.value = watch.json()
         self.counts["watches"] += 1
-        told = difference(self.target.value(then), self.value)
+        told = difference(self.target.value(then), self.target.seen(self.value))
         if told:
             raise WatchError(f"{self.target} begins at {watch.seq} with another value: {told}")
         if self.target.refused(then):
@@ -205,41 +336,56 @@ class Watcher:
         if found != {"retired": "closed"}.get(expected, expected):
             raise WatchError(f"{self.target}: ends with {found!r}, expected {expected!r}")
         self.done = True
+        self._check_value()
         self._check_kept()
 
     def _judge(self, frame: Any) -> None:
         self.counts["frames"] += 1
+        if isinstance(self.target, View):
+            self.rare["frame of a view"] += 1
         if not self._due:
             raise WatchError(f"{self.target}: frame {frame.seq} comes, and none is due")
         due = self._due.popleft()
         if (frame.seq, frame.whole) != (due.seq, due.whole):
             found, wanted = (frame.seq, frame.whole), (due.seq, due.whole)
             raise WatchError(f"{self.target}: (seq, whole) expected {wanted}, found {found}")
-        value = frame.json()
-        told = difference(due.value, value)
-        if told:
-            raise WatchError(f"{self.target}, frame {frame.seq}: {told}")
         patch = frame.patch
         try:
-            told = difference(due.value, patched(self.value, patch))
+            self.value = patched_in_place(self.value, copy.deepcopy(patch))
         except (AssertionError, LookupError, TypeError, ValueError) as error:
             told = f"{type(error).__name__}: {error}"
-        if told:
-            raise WatchError(f"{self.target}, the patch of frame {frame.seq}: {told}: {patch}")
+            raise WatchError(
+                f"{self.target}, the patch of frame {frame.seq}: {told}: {patch}"
+            ) from error
         if due.whole and [op["op"] for op in patch] != ["replace"]:
             raise WatchError(f"{self.target}, the patch of a whole frame is {patch}")
-        self._check_watch(frame, value)
+        if self.watch.seq != frame.seq or self.watch.value is not frame.value:
+            raise WatchError(f"{self.target}: it does not stand where frame {frame.seq} does")
+        self._since += 1
+        self._unchecked = (frame, due)
+        if due.whole or self._since >= self.target.checked_every(frame):
+            self._check_value()
         if not due.whole:
             first = self.shared.setdefault((self.target, frame.seq), frame)
             if first is not frame:
                 raise WatchError(f"{self.target}: two frame objects of commit {frame.seq}")
-        self.value = value
+
+    def _check_value(self) -> None:
+        """Hold the frame that was taken last against the model, and against the patches."""
+        if self._unchecked is None:
+            return
+        frame, due = self._unchecked
+        self._unchecked, self._since = None, 0
+        value = frame.json()
+        expected = None if due.state is None else self.target.value(due.state)
+        told = difference(expected, None if value is None else self.target.seen(value))
+        if told:
+            raise WatchError(f"{self.target}, frame {frame.seq}: {told}")
+        told = difference(value, self.value)
+        if told:
+            raise WatchError(f"{self.target}, the patches up to frame {frame.seq}: {told}")
         if len(self._kept) < 3:
             self._kept.append((frame, value))
-
-    def _check_watch(self, frame: Any, value: Any) -> None:
-        if self.watch.seq != frame.seq or difference(self.watch.json(), value):
-            raise WatchError(f"{self.target}: it does not stand where frame {frame.seq} does")
 
     def _check_kept(self) -> None:
         """Frames that were delivered long ago still say what they said."""
@@ -256,14 +402,17 @@ class Watcher:
         self.scope.cancel()
 
 
-def drawn_target(state: State, numbers: tuple[int, int], versions: dict[str, int]) -> Target:
-    """Something to watch: mostly a document that is there, else one that may come."""
+def drawn_target(state: State, numbers: tuple[int, int], versions: dict[str, int]) -> Target | View:
+    """Something to watch: mostly a document that is there, else one that may come, or a view."""
     first, second = numbers
-    addresses = list(state.docs)
+    if second % 4 == 1:
+        places = list(state.places)
+        return View(places[first % len(places)])
+    addresses = [address for address in state.docs if address[0] != AGENT.name]
     if addresses and first % 4:
         address = addresses[first // 4 % len(addresses)]
     else:
-        kinds = [kind for kind in BY_NAME.values() if kind.scope != "task"]
+        kinds = [kind for kind in BY_NAME.values() if kind.scope != "task" and kind is not AGENT]
         kind = kinds[first // 4 % len(kinds)]
         places = list(state.places)
         owner = 0 if kind.scope == "session" else places[first // 64 % len(places)]
