@@ -17,6 +17,7 @@ import attrs
 from history_documents import (
     AGENT,
     AGENT_FIELDS,
+    ALL_KINDS,
     BY_NAME,
     FAMILY_KEYS,
     KINDS,
@@ -215,7 +216,7 @@ class Body:
         self.last_id(made)
         self._count_fork(place, at)
         self.state.fork(made, place, at)
-        for kind in (*KINDS, AGENT):
+        for kind in ALL_KINDS:
             if kind.scope == "conversation":
                 keys = FAMILY_KEYS if kind.family else ("",)
                 self.unsettled |= {(kind.name, made, key) for key in keys}

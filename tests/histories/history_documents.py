@@ -30,6 +30,11 @@ class Kind:
     """By version, the first is version 1."""
 
     @property
+    def newest(self) -> int:
+        """Its newest version."""
+        return len(self.classes)
+
+    @property
     def rewindable(self) -> bool:
         return self.history == "rewindable"
 
@@ -128,7 +133,8 @@ FAMILY_KEYS = ("one", "two/three")
 AGENT = Kind(name="pi.agent", history="rewindable", fork="as_of", classes=(AgentDocument,))
 """One of the product's own, which a conversation's view shows; of one version."""
 AGENT_FIELDS = ("model", "thinking", "extensions", "tools", "instructions", "cwd", "turns_max")
-BY_NAME = {kind.name: kind for kind in (*KINDS, AGENT)}
+ALL_KINDS = (*KINDS, AGENT)
+BY_NAME = {kind.name: kind for kind in ALL_KINDS}
 
 
 def plain(value: Any) -> Any:

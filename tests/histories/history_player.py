@@ -17,7 +17,7 @@ from typing import Any
 import trio
 from expected_context import derive, first_difference as context_difference, turns_of
 from history_actions import Body, BoomError, HistoryError, answer, result
-from history_documents import BY_NAME, FAMILY_KEYS, KINDS, VERSIONS, Kind, plain
+from history_documents import ALL_KINDS, BY_NAME, FAMILY_KEYS, KINDS, VERSIONS, Kind, plain
 from history_model import Address, Line, Model, State
 from history_stage import Sitter, Stage
 from history_steps import Program
@@ -578,13 +578,13 @@ class Player:
     def _judge_now(self, state: State) -> None:
         session = self.stage.harness.session
         addresses = set(state.docs)
-        for kind in KINDS:
+        for kind in ALL_KINDS:
             if kind.scope == "conversation":
                 keys = FAMILY_KEYS if kind.family else ("",)
                 addresses |= {(kind.name, place, key) for place in state.places for key in keys}
         for name, owner, key in sorted(addresses):
             found = plain(session.snapshot(BY_NAME[name].classes[-1], owner, key=key))
-            expected = state.shown((name, owner, key), VERSIONS)
+            expected = state.shown((name, owner, key), BY_NAME[name].newest)
             self.counts["values"] += 1
             told = difference(expected, found)
             if told:
@@ -594,10 +594,10 @@ class Player:
         for place in state.places:
             for line in state.history(place):
                 self.counts["entries"] += 1
-                for kind in KINDS:
+                for kind in ALL_KINDS:
                     if kind.rewindable:
                         for key in FAMILY_KEYS if kind.family else ("",):
-                            await self._judge_past(place, line, kind, VERSIONS, key)
+                            await self._judge_past(place, line, kind, kind.newest, key)
 
     async def _judge_past(self, place: int, line: Line, kind: Kind, version: int, key: str) -> None:
         """What a document was at an entry, as code of a version sees it."""

@@ -69,11 +69,11 @@ TEETH = (
     HistoryTooth(
         name="copy the current value into a fork for as_of",
         goal="rewind",
-        module="_document_work.py",
+        module="_fork_work.py",
         changes=(
             (
-                'if living is not None and (living[0].fork != "as_of" or fork.seq is None):',
-                "if living is not None:",
+                'if policy == "current" or (policy == "as_of" and fork.seq is None):',
+                'if policy in ("current", "as_of"):',
             ),
         ),
     ),
