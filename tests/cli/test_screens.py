@@ -191,6 +191,14 @@ def test_explain_knows_every_meaning_of_a_code(command: Callable[..., object]) -
     assert "of a tool call" in found.out
 
 
+def test_explain_says_a_rule_of_values(command: Callable[..., object]) -> None:
+    """What a refusal is about can be looked up by the name that the manual gives it."""
+    found = command("explain", "integer_range")
+
+    assert found.code == 0
+    assert "from -2**63 to 2**64-1" in found.out
+
+
 def test_without_the_extra_the_message_names_it(
     command: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

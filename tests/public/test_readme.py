@@ -12,6 +12,7 @@ import pytest
 
 from pidurable import Settings
 from pidurable.records import _limits
+from pidurable.records._value_rules import VALUE_DOORS, VALUE_RULES
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
@@ -64,7 +65,8 @@ def _number(text: str) -> float | None:
 
 def test_the_table_of_limits_is_that_of_the_code() -> None:
     """Every limit stands in the manual with its value, and nothing else does."""
-    rows = re.findall(r"^\| `(\w+)`( \*setting\*)? \| ([^|]+) \|", README, re.MULTILINE)
+    limits = README.partition("\n## Limits\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`( \*setting\*)? \| ([^|]+) \|", limits, re.MULTILINE)
     told = {name: (bool(setting), _number(value.strip())) for name, setting, value in rows}
 
     constants = {
@@ -79,6 +81,27 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
         if field.name != "on_fault"  # no limit
     }
     assert told == {**constants, **settings}
+
+
+def test_the_rules_of_values_are_those_of_the_code() -> None:
+    """Every rule stands in the manual with its sentence, and every door with its path."""
+    rules = re.search(r"^\| rule \| \|\n\|---\|---\|\n((?:\|.*\n)+)", README, re.MULTILINE)
+    doors = re.search(r"^\| door \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    assert rules is not None
+    assert doors is not None
+
+    assert rules[1] == "".join(f"| `{rule.name}` | {rule.statement} |\n" for rule in VALUE_RULES)
+    assert doors[1] == "".join(
+        f"| `{door.call}` | `{door.path}` | {'yes' if door.typed else ''} |\n"
+        for door in VALUE_DOORS
+    )
+
+
+def test_the_examples_are_all_in_the_table_of_the_manual() -> None:
+    """An example that nobody finds teaches nothing."""
+    there = {path.name for path in (CHECKOUT / "examples").glob("[0-9]*.py")}
+
+    assert set(re.findall(r"^\| `examples/(\w+\.py)` \|", README, re.MULTILINE)) == there
 
 
 def test_a_limit_that_the_manual_calls_idle_is_read_nowhere() -> None:
