@@ -2,6 +2,8 @@
 
 python tests/teeth/history_teeth.py                   all, and the last line says how many
 python tests/teeth/history_teeth.py "off by one"      those whose name contains this
+
+A text that is not there any more fails loudly, as it does in `teeth`.
 """
 
 from __future__ import annotations
