@@ -22,7 +22,6 @@ import trio
 from _raw import Stopwatch, Table
 
 from pidurable import AgentChange, Conversation, Harness, Models, Settings, Submission, open_harness
-from pidurable.agent._documents import LiveDocument
 from pidurable.agent._models import Done, ModelRequest, StreamEvent, TextDelta
 from pidurable.records import _json
 from pidurable.records._messages import AssistantMessage, TextBlock, Usage
@@ -172,7 +171,7 @@ async def streamed(
 
     async def watch(conversation: Conversation) -> None:
         nonlocal frames
-        async with harness.watch(LiveDocument, conversation.id) as watch:
+        async with conversation.watch() as watch:
             async for frame in watch:
                 frames += bool(frame.patch)
 
@@ -209,7 +208,7 @@ async def sent_bytes(harness: Harness) -> tuple[int, int]:
 
     async def watch() -> None:
         nonlocal sent, patches
-        async with harness.watch(LiveDocument, conversation.id) as watch:
+        async with conversation.watch() as watch:
             async for frame in watch:
                 sent += len(_json.dumps(frame.patch).encode())
                 patches += 1

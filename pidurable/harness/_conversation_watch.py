@@ -94,6 +94,12 @@ class _Watched:
             Told(view, _Changes()), seq=seq, to_json=_told_json, on_empty=left
         )
 
+    def followed(self) -> Hub[Told]:
+        """The hub of what events are made of, to join it: nobody else keeps it up to date."""
+        if not self.told.size:
+            self.told.value = Told(self.view, _Changes())
+        return self.told
+
     def publish(self, seq: int, changes: _Changes) -> None:
         before, after = self.view, _next_view(self.view, changes)
         live = _LIVE in changes.documents
@@ -101,7 +107,7 @@ class _Watched:
             self.view = after
             added, steps = len(changes.entries), changes.documents
             self.views.publish(seq, after, lambda: patch_between(before, after, added, steps))
-        if changes.entries or changes.submissions or live:
+        if self.told.size and (changes.entries or changes.submissions or live):
             self.told.publish(seq, Told(after, changes), None)
 
     def end(self, error: PidurableError | None) -> None:
@@ -143,7 +149,7 @@ class ConversationWatches:
 
     def told(self, conversation_id: int) -> AbstractAsyncContextManager[Watch[Told]]:
         """Follow what the events of a conversation are made of."""
-        return self._open(conversation_id, lambda watched: watched.told)
+        return self._open(conversation_id, _Watched.followed)
 
     @asynccontextmanager
     async def _open(

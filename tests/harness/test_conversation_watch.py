@@ -115,6 +115,24 @@ async def test_a_long_answer_is_in_the_view_and_its_growth_in_the_patches(
     assert patched(first, frames) == frames[-1].json()
 
 
+async def test_events_that_are_followed_later_begin_with_where_it_stands_by_then() -> None:
+    """Commits that were only watched as views are in the snapshot that events begin with."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        async with root.watch():
+            first = await note(harness, root)
+            async with root.events() as batches:
+                early = await anext(batches)
+            second = await note(harness, root)
+            async with root.events() as batches:
+                late = await anext(batches)
+
+    assert [[entry.id for entry in told.entries] for (told,) in (early, late)] == [
+        [first],
+        [first, second],
+    ]
+
+
 async def test_a_frame_adds_what_was_appended_and_removes_what_left_the_page() -> None:
     """One more entry is one operation; behind a full page, the oldest entry leaves with it."""
     async with open_harness(":memory:") as harness:
