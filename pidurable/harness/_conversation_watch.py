@@ -42,6 +42,7 @@ V = TypeVar("V")
 
 _LIVE = definition_of(LiveDocument).name
 _SCOPE = SCOPES["conversation"]
+_LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 
 
 @attrs.define(eq=False)
@@ -51,6 +52,25 @@ class _Changes:
     entries: list[Entry] = attrs.Factory(list)
     submissions: list[SubmissionRecord] = attrs.Factory(list)
     documents: dict[str, DocumentStep] = attrs.Factory(dict)
+    head: HeadPlace | None = None
+    """The newest head among the entries."""
+
+    def add(self, entry: Entry) -> None:
+        """One more entry."""
+        self.entries.append(entry)
+        if entry.head is not None:
+            self.head = HeadPlace(entry.id, entry.head)
+
+    def folded(self, later: _Changes) -> _Changes:
+        """These and later ones as one, as far as a view shows them."""
+        entries = self.entries
+        entries += later.entries
+        if len(entries) > _LATE_ENTRIES_MAX:
+            # Of more than a page only the newest are shown.
+            del entries[: -VIEW_PAGE_ENTRIES - 1]
+        self.documents.update(later.documents)
+        self.head = later.head or self.head
+        return self
 
 
 @final
@@ -86,7 +106,9 @@ class _Watched:
             if not self.views.size and not self.told.size:
                 forget()
 
-        self.view = view
+        self._view = view
+        self._late: _Changes | None = None
+        """What came since the view was made, while nobody took a frame."""
         self.views: Hub[ConversationView] = Hub(
             view, seq=seq, to_json=ConversationView.json, on_empty=left
         )
@@ -94,21 +116,36 @@ class _Watched:
             Told(view, _Changes()), seq=seq, to_json=_told_json, on_empty=left
         )
 
-    def followed(self) -> Hub[Told]:
-        """The hub of what events are made of, to join it: nobody else keeps it up to date."""
-        if not self.told.size:
-            self.told.value = Told(self.view, _Changes())
-        return self.told
+    @property
+    def view(self) -> ConversationView:
+        """The newest view."""
+        if self._late is not None:
+            self._view, self._late = _next_view(self._view, self._late), None
+        return self._view
+
+    def _standing(self) -> Told:
+        """The newest view, and nothing to tell of it."""
+        return Told(self.view, _Changes())
 
     def publish(self, seq: int, changes: _Changes) -> None:
-        before, after = self.view, _next_view(self.view, changes)
-        live = _LIVE in changes.documents
-        if after is not before:
-            self.view = after
-            added, steps = len(changes.entries), changes.documents
-            self.views.publish(seq, after, lambda: patch_between(before, after, added, steps))
-        if self.told.size and (changes.entries or changes.submissions or live):
-            self.told.publish(seq, Told(after, changes), None)
+        """Tell all who take frames; those who do not cost a commit a note of what it did."""
+        views, told = self.views, self.told
+        if views.active or told.active:
+            before = self.view
+            after = self._view = _next_view(before, changes)
+        else:
+            self._late = changes if self._late is None else self._late.folded(changes)
+        if changes.entries or changes.documents:
+            if views.active:
+                added, steps = len(changes.entries), changes.documents
+                views.publish(seq, after, lambda: patch_between(before, after, added, steps))
+            else:
+                views.postpone(seq, lambda: self.view)
+        if told.active:
+            if changes.entries or changes.submissions or _LIVE in changes.documents:
+                told.publish(seq, Told(after, changes), None)
+        else:
+            told.postpone(seq, self._standing)
 
     def end(self, error: PidurableError | None) -> None:
         self.views.end(error)
@@ -125,9 +162,7 @@ def _next_view(before: ConversationView, changes: _Changes) -> ConversationView:
         return before
     if changes.entries:
         history = history.grown(changes.entries)
-        for entry in changes.entries:
-            if entry.head is not None:
-                head = HeadPlace(entry.id, entry.head)
+        head = changes.head or head
     if changes.documents:
         changed = {name: step.after for name, step in changes.documents.items()}
         documents = JsonObject({**bare(documents), **changed})
@@ -149,7 +184,7 @@ class ConversationWatches:
 
     def told(self, conversation_id: int) -> AbstractAsyncContextManager[Watch[Told]]:
         """Follow what the events of a conversation are made of."""
-        return self._open(conversation_id, _Watched.followed)
+        return self._open(conversation_id, lambda watched: watched.told)
 
     @asynccontextmanager
     async def _open(
@@ -213,7 +248,7 @@ class ConversationWatches:
         touched: dict[int, _Changes] = {}
         for entry in tx.entries:
             if entry.conversation_id in watched:
-                touched.setdefault(entry.conversation_id, _Changes()).entries.append(entry)
+                touched.setdefault(entry.conversation_id, _Changes()).add(entry)
         for record in tx.submissions.values():
             if record.conversation_id in watched:
                 touched.setdefault(record.conversation_id, _Changes()).submissions.append(record)

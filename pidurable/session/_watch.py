@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import trio
 
-from pidurable.errors import InvalidArgumentError, PidurableError
+from pidurable.errors import InvalidArgumentError, PidurableError, check
 from pidurable.records._limits import WATCH_FRAMES_MAX
 from pidurable.records._patch import PatchOp
 from pidurable.session._batch import again
@@ -238,7 +238,7 @@ class Watch(Generic[V]):
 class Hub(Generic[V]):
     """One watched thing: its newest value, and who watches it."""
 
-    __slots__ = ("_active", "_on_empty", "_watching", "_whole", "seq", "to_json", "value")
+    __slots__ = ("_active", "_make", "_on_empty", "_value", "_watching", "_whole", "seq", "to_json")
 
     def __init__(
         self,
@@ -256,7 +256,9 @@ class Hub(Generic[V]):
             to_json: Gives a plain copy of a value.
             on_empty: Called with the hub when its last watcher has left, to forget it.
         """
-        self.value = value
+        self._value = value
+        self._make: Callable[[], V] | None = None
+        """Gives the value, where nobody has asked for it since it changed."""
         self.seq = seq
         self.to_json = to_json
         self._on_empty = on_empty
@@ -267,9 +269,32 @@ class Hub(Generic[V]):
         """The whole frame of the newest value, for everybody who has fallen behind."""
 
     @property
+    def value(self) -> V:
+        """The newest value."""
+        make = self._make
+        if make is not None:
+            self._value, self._make = make(), None
+        return self._value
+
+    @property
     def size(self) -> int:
         """How many watch."""
         return len(self._watching)
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody gets the next frame. Where nobody does, `postpone` is enough."""
+        return bool(self._active)
+
+    def postpone(self, seq: int, make: Callable[[], V]) -> None:
+        """Have a new value that is made when somebody asks for it: whoever falls behind, or joins.
+
+        Args:
+            seq: The number of the commit.
+            make: Gives the newest value of the time at which it is called.
+        """
+        check(not self._active, "a value that somebody waits for was postponed")
+        self.seq, self._make, self._whole = seq, make, None
 
     def join(self, seq: int) -> Watch[V]:
         """Begin to watch, with everything that is published after commit `seq`."""
@@ -292,7 +317,7 @@ class Hub(Generic[V]):
             make_patch: Makes the operations that lead from the value before to this one, in
                 structures of their own; called at most once, later. None replaces everything.
         """
-        self.value, self.seq, self._whole = value, seq, None
+        self._value, self._make, self.seq, self._whole = value, None, seq, None
         if not self._active:
             return
         frame = Frame(seq, value, whole=False, to_json=self.to_json, make_patch=make_patch)

@@ -133,6 +133,32 @@ async def test_events_that_are_followed_later_begin_with_where_it_stands_by_then
     ]
 
 
+async def test_who_falls_far_behind_is_given_what_a_new_watcher_sees() -> None:
+    """Heads, documents and pages that passed meanwhile are in the whole frame, as by now."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root(agent=AgentChange(model="scripted/x"))
+        first = await note(harness, root)
+        async with root.watch() as watch:
+            for _ in range(WATCH_FRAMES_MAX + 1):
+                await note(harness, root)
+            head = await note(harness, root, head=first)
+            await root.configure(AgentChange(model="scripted/y"))
+            for _ in range(3):
+                await note(harness, root, VIEW_PAGE_ENTRIES - 1)
+            frame = await anext(watch)
+            fresh = await view_of(root)
+            await note(harness, root)
+            following = await anext(watch)
+            after = await view_of(root)
+
+    assert frame.whole
+    assert frame.json() == fresh
+    assert fresh["head"] == {"entry": head, "start": first}
+    assert fresh["documents"]["pi.agent"]["model"] == "scripted/y"
+    assert not following.whole
+    assert patched(fresh, [following]) == after
+
+
 async def test_a_frame_adds_what_was_appended_and_removes_what_left_the_page() -> None:
     """One more entry is one operation; behind a full page, the oldest entry leaves with it."""
     async with open_harness(":memory:") as harness:
