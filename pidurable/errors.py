@@ -163,6 +163,11 @@ class ExtensionError(PidurableError, ValueError):
         return f"extension {self.extension!r}: {self.problem}.{tail}"
 
 
+_PATH_CHARACTERS_MAX = 200
+_PATH_HEAD = 120
+"""Of a path, so much is shown in a message; the field has the whole."""
+
+
 @attrs.define(eq=False)
 class NotJsonError(PidurableError, ValueError):
     """A value is not strict JSON, or too deep or too large. Nothing was stored."""
@@ -174,7 +179,10 @@ class NotJsonError(PidurableError, ValueError):
     def __str__(self) -> str:
         seen = f", got {self.value}" if self.value else ""
         # A path holds keys of the value; shown, it must neither be endless nor break a terminal.
-        path = self.path if len(self.path) <= 1_000 else f"{self.path[:1_000]}..."
+        path = self.path
+        if len(path) > _PATH_CHARACTERS_MAX:
+            # Both ends tell most: which value it is, and what stands at the place itself.
+            path = f"{path[:_PATH_HEAD]}...{path[_PATH_HEAD - _PATH_CHARACTERS_MAX :]}"
         return f"{path.encode(errors='backslashreplace').decode()}: {self.problem}{seen}"
 
 

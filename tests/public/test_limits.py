@@ -128,8 +128,10 @@ async def test_a_value_is_refused_one_level_above_the_limit() -> None:
         value = [value]
     async with open_harness(":memory:") as harness:
         await append(harness, value)
-        with pytest.raises(NotJsonError, match=r"<limits.value>: nested more than 200 levels"):
+        with pytest.raises(NotJsonError, match="nested more than 200 levels") as refused:
             await append(harness, [value])
+    assert refused.value.path == "$<limits.value>" + "[0]" * VALUE_DEPTH_MAX
+    assert len(str(refused.value)) < 300
 
 
 async def test_a_commit_body_is_reported_and_then_cancelled(
