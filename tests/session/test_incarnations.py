@@ -202,6 +202,38 @@ async def test_a_new_fork_policy_counts_from_the_next_change_on() -> None:
         assert found == [None, Page("two"), Page("two"), Page("one")]
 
 
+@pytest.mark.parametrize("name", ["memory reopened", "sqlite"])
+async def test_what_stands_at_an_address_decides_what_a_fork_does_with_it(
+    name: str, tmp_path: Path
+) -> None:
+    """Only where nothing stands, what stood at the entry decides: also in the retiring body."""
+    async with open_place(name, tmp_path) as place:
+        top = (await place.run(lambda tx: tx.add_conversation())).id
+        first = await write(await place.session(), Page, top, "first")
+        await place.run(lambda tx: tx.retire(Page, top))
+        second = await write(await place.session(), PageLatest, top, "second")
+        beside = await place.run(lambda tx: tx.fork(top, first))
+
+        def retire(tx: Transaction) -> int:
+            tx.retire(PageLatest, top)
+            return tx.fork(top, first)
+
+        bare = await place.run(retire)
+        await write(await place.session(), PageCurrent, top, "third")
+        third = await place.run(lambda tx: tx.append(top, Note("third")))
+        await place.run(lambda tx: tx.retire(PageCurrent, top))
+        session = await place.session()
+        async with session.body(session.transaction()) as tx:
+            looked_at = tx.fork(top, third)
+            (await tx.document(Page, looked_at)).text += "mine"
+        left = await session.run(session.transaction(), lambda tx: tx.fork(top, third))
+        latest = await session.run(session.transaction(), lambda tx: tx.fork(top, second))
+
+        forks = (beside, bare, looked_at, left, latest)
+        found = [session.snapshot(Page, fork) for fork in forks]
+        assert found == [None, Page("first"), Page("mine"), None, None]
+
+
 # --- two definitions of one name ----------------------------------------------------------------
 
 
