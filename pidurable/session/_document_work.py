@@ -57,6 +57,9 @@ class _DocDraft:
     before: Any
     """The staged value in today's shape, when the draft was last compared; None for a new one."""
     value: Any
+    exact: bool
+    """Whether the class is known to write `before` as it stands, so that any difference from it is
+    a change. Of what was stored by other code, or patched, that is not known."""
     compared: tuple[Any, list[Any]] | None = None
     """Its JSON and the operations that lead there, where a thread has compared it already."""
 
@@ -72,6 +75,8 @@ class _DocPending:
     held: Any
     """What it holds by now: the value, or what it has grown to."""
     ops: list[Any] = attrs.Factory(list)
+    drafted_by: DocumentDefinition | None = None
+    """Whose class wrote the whole value, if nothing was patched since."""
 
     @property
     def value(self) -> Any:
@@ -199,7 +204,9 @@ class DocumentWork:
             else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
         )
         self._drafts = self._drafts or []
-        self._drafts.append(_DocDraft(definition, address, before, value))
+        standing = self._pending.get(address) or self._doc_state(address)
+        exact = standing is None or standing.drafted_by is definition
+        self._drafts.append(_DocDraft(definition, address, before, value, exact))
         return value
 
     def append_text(
@@ -298,6 +305,7 @@ class DocumentWork:
             if pending.state is not None:
                 pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
         pending.terms = definition.terms
+        pending.drafted_by = None
         before = pending.state
         if before is not None and before.bytes_bound >= _grown.LONG_CHARACTERS_MIN:
             pending.held = _grown.changed(pending.held, copied)
@@ -340,19 +348,37 @@ class DocumentWork:
                 draft.compared = await self._session.blocking.run(self._difference, draft)
 
     def _difference(self, draft: _DocDraft) -> tuple[Any, list[Any]]:
+        """What a draft has become, as JSON, and the operations that lead there."""
+        codec, cls = self._session.codec, draft.definition.cls
         path = f"$<{draft.definition.name}>"
-        value = self._session.codec.encode(draft.value, draft.definition.cls, path=path)
-        return value, [] if draft.before is None else _patch.diff(draft.before, value)
+        value = codec.encode(draft.value, cls, path=path)
+        if draft.before is None:
+            return value, []
+        ops = _patch.diff(draft.before, value)
+        if ops and not draft.exact:
+            # A field that the class has gained, or a number that it reads as a float, is no change
+            # of whoever only looked.
+            untouched = codec.encode(codec.decode(draft.before, cls, path=path), cls, path=path)
+            if _patch.same(untouched, value):
+                return draft.before, []
+        return value, ops
 
     def _compare(self, draft: _DocDraft) -> None:
         """Turn what a draft has become since it was last compared into operations."""
         value, ops = draft.compared or self._difference(draft)
         draft.compared = None
+        standing = self._pending.get(draft.address)
+        is_all_of_it = standing is None or standing.drafted_by is draft.definition
         if draft.before is None:
             self.put_doc(draft.definition, draft.address, value)
-        else:
+        elif ops:
             self.patch_doc(draft.definition, draft.address, ops)
+        else:
+            return
         draft.before = value
+        draft.exact = True
+        if is_all_of_it:
+            self._pending[draft.address].drafted_by = draft.definition
 
     def _store(self, address: Address, pending: _DocPending) -> None:
         """Make the rows of one document: a first base, or one revision."""
@@ -378,6 +404,8 @@ class DocumentWork:
                 settings=session.settings,
             )
             self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
+        if pending.drafted_by is not None:
+            after = attrs.evolve(after, drafted_by=pending.drafted_by)
         self.docs[address] = after
         self.writes += rows
 

@@ -145,6 +145,9 @@ class DocState:
     bytes_bound: int
     """The value takes at most so many bytes: its size when it was last measured, and what was added
     to it since."""
+    drafted_by: DocumentDefinition | None = attrs.field(default=None, eq=False, repr=False)
+    """Whose class has written the whole value in this process, so that reading it and writing it
+    again gives the same JSON; None where that is not known."""
 
     @property
     def value(self) -> Any:

@@ -18,7 +18,7 @@ from pidurable.errors import (
     NotJsonError,
 )
 from pidurable.records._limits import DELTAS_MAX
-from pidurable.session._documents import document
+from pidurable.session._documents import Address, document
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import MemoryStorage
@@ -498,3 +498,56 @@ async def test_the_past_of_a_migrated_document_keeps_its_versions() -> None:
         )
         with pytest.raises(DocumentTooNewError):
             await session.snapshot_as_of(TurnsV1, top, new)
+
+
+# --- drafts that only look ----------------------------------------------------------------------
+
+
+@document("life.grown")
+@attrs.define
+class Grown:
+    text: str = ""
+    count: int = 1
+
+
+@document("life.grown")
+@attrs.define
+class GrownLater:
+    """The same version, with a field that it has gained and a number that is a float by now."""
+
+    text: str = ""
+    count: float = 1.0
+    tags: list[str] = attrs.Factory(list)
+
+
+@pytest.mark.parametrize("name", ["memory reopened", "sqlite"])
+async def test_whoever_only_looks_writes_nothing_whatever_the_class_has_gained(
+    name: str, tmp_path: Path
+) -> None:
+    """A draft that did not change writes nothing; one that did stores what the class adds too."""
+    async with open_place(name, tmp_path) as place:
+        top = (await place.run(lambda tx: tx.add_conversation())).id
+        await write(await place.session(), Grown, top, "a")
+        session = await place.session()
+        seq = session.line.published_seq
+
+        async with session.body(session.transaction()) as tx:
+            draft = await tx.document(GrownLater, top)
+            assert draft.count == 1.0
+        assert session.line.published_seq == seq
+        async with session.body(session.transaction()) as tx:
+            draft = await tx.document(GrownLater, top)
+            tx.append_text(GrownLater, top, "/text", "b")
+            draft.tags.append("new")
+        assert session.line.published_seq == tx.seq
+        seq = tx.seq
+        expected = {"text": "ab", "count": 1.0, "tags": ["new"]}
+        assert session.doc_value(Address("life.grown", 1, top, "")) == expected
+
+        session = await place.session()
+        async with session.body(session.transaction()) as tx:
+            await tx.document(GrownLater, top)
+        assert session.line.published_seq == seq or place.is_reopened
+        assert not tx.doc_changes
+        with pytest.raises(NotJsonError, match="count"):
+            session.snapshot(Grown, top)
