@@ -29,6 +29,7 @@ from pidurable.records._messages import (
     AssistantMessage,
     Message,
     SystemMessage,
+    ToolCallBlock,
     ToolResultMessage,
     UserMessage,
 )
@@ -39,22 +40,24 @@ from pidurable.session._transcript import ContextMessage
 class _Place:
     """Where the result of one call stands, or what stands there as long as it has none."""
 
-    __slots__ = ("found", "missing", "name", "since")
+    __slots__ = ("_missing", "found", "since")
 
-    def __init__(self, name: str, missing: ContextMessage) -> None:
-        self.name = name
-        self.missing = missing
+    def __init__(self, entry: int, index: int, call: ToolCallBlock, at_us: int, text: str) -> None:
+        # Made when it is looked at: nearly every call has its result by then.
+        self._missing = (entry, index, call, at_us, text)
         self.found: ContextMessage | None = None
         self.since = 0
         """The entry that brought the result."""
 
     def fill(self, found: ContextMessage, since: int) -> None:
-        self.found = _transcript.sendable_result(found, self.name)
+        _, _, call, _, _ = self._missing
+        self.found = _transcript.sendable_result(found, call.name)
         self.since = since
 
     def as_of(self, entry: int) -> ContextMessage:
-        found = self.found
-        return found if found is not None and self.since <= entry else self.missing
+        if self.found is not None and self.since <= entry:
+            return self.found
+        return _transcript.missing_result(*self._missing)
 
 
 @final
@@ -212,8 +215,7 @@ class Exchange:
         self._users_only = False
         text = _transcript.NOT_KNOWN if inherited else _transcript.INTERRUPTED
         for index, call in enumerate(message.tool_calls):
-            missing = _transcript.missing_result(entry, index, call, message.at_us, text)
-            place = _Place(call.name, missing)
+            place = _Place(entry, index, call, message.at_us, text)
             early = self._early.pop((entry, index), None)
             if early is not None:
                 place.fill(early, early.entry)

@@ -200,7 +200,7 @@ def _read_range(
             after = page[-1].id
     for entry in entries:
         # What is large is read here, in the thread: the context is made of it.
-        _ = entry.messages
+        _ = entry.messages, entry.edits
     return first, entries
 
 

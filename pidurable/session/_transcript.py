@@ -158,13 +158,18 @@ def _blank(block: Block) -> bool:
 
 
 def _visible(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Those that are not blank; the same tuple where all are, so that nothing need be copied."""
+    if not any(map(_blank, blocks)):
+        return blocks
     return tuple(block for block in blocks if not _blank(block))
 
 
 def sendable_user(message: UserMessage) -> UserMessage | None:
     """The message as it may be sent, or None if nothing would be left of it."""
     blocks = _visible(message.blocks)
-    return attrs.evolve(message, blocks=blocks) if blocks else None
+    if not blocks:
+        return None
+    return message if blocks is message.blocks else attrs.evolve(message, blocks=blocks)
 
 
 def without_calls(message: AssistantMessage) -> AssistantMessage:
@@ -179,19 +184,23 @@ def sendable_answer(message: AssistantMessage) -> AssistantMessage | None:
     if not any(isinstance(block, TextBlock | ToolCallBlock) for block in blocks):
         # Thinking alone is no turn; providers refuse a message without content.
         return None
-    blocks = tuple(
-        block
-        for block in blocks
-        if not isinstance(block, ThinkingBlock) or block.text or block.opaque is not None
-    )
-    return attrs.evolve(message, blocks=blocks)
+    if any(map(_says_nothing, blocks)):
+        blocks = tuple(block for block in blocks if not _says_nothing(block))
+    return message if blocks is message.blocks else attrs.evolve(message, blocks=blocks)
+
+
+def _says_nothing(block: Block) -> bool:
+    return isinstance(block, ThinkingBlock) and not block.text and block.opaque is None
 
 
 def sendable_result(found: ContextMessage, name: str) -> ContextMessage:
     """A result under the name that was called; one that says nothing says so."""
-    assert isinstance(found.message, ToolResultMessage)
-    blocks = _visible(found.message.blocks) or (TextBlock(text=NO_OUTPUT),)
-    return ContextMessage(attrs.evolve(found.message, blocks=blocks, name=name), found.entry)
+    message = found.message
+    assert isinstance(message, ToolResultMessage)
+    blocks = _visible(message.blocks) or (TextBlock(text=NO_OUTPUT),)
+    if blocks is message.blocks and name == message.name:
+        return found
+    return ContextMessage(attrs.evolve(message, blocks=blocks, name=name), found.entry)
 
 
 def missing_result(

@@ -12,8 +12,8 @@ time (a writer thread, or inline), and reads from other threads meanwhile. It pr
   may be sent again), any other exception where it is not.
 * Scans are backed by an index: no row is visited that is not returned.
 
-JSON travels as text that the session has already encoded and checked. Everything is copied on the
-way in and out.
+JSON travels as text that the session has already encoded and checked; a large one lies in a blob,
+and `@` with its SHA-256 stands in its place. Everything is copied on the way in and out.
 """
 
 from __future__ import annotations

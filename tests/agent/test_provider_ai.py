@@ -193,6 +193,28 @@ async def test_a_tool_call_goes_there_and_back_under_our_ids() -> None:
     assert [message.get("tool_call_id") for message in sent[2:]] == ["c12_0", "c12_1"]
 
 
+async def test_an_id_that_a_provider_repeats_is_unique_when_it_is_sent() -> None:
+    """Two answers whose calls came under one id go back under two, each with its own result."""
+    # C065
+    called = ScriptedCall(name="read", arguments={"path": "a"})
+    step = Step(calls=(called,), wire=Wire(call_id="functions.read:0"))
+
+    async with strict_openai_server([step, step, "done"]) as server:
+        models = models_for(server)
+        first = await ask(models, request(tools=(READ,)))
+        history = [user(), RequestMessage(message=first, entry=12), result(12, 0, "one")]
+        second = await ask(models, request(*history, tools=(READ,)))
+        history += [RequestMessage(message=second, entry=15), result(15, 0, "two")]
+        await ask(models, request(*history, tools=(READ,)))
+        server.check()
+
+    sent = server.requests[2].body["messages"]
+    made = [call["id"] for message in sent for call in message.get("tool_calls", ())]
+    answered = {m["tool_call_id"]: m["content"] for m in sent if m["role"] == "tool"}
+    assert made == ["c12_0", "c15_0"]
+    assert answered == {"c12_0": "one", "c15_0": "two"}
+
+
 @pytest.mark.parametrize(
     ("written", "parsed"),
     [("", {}), ('{"path": "a', '{"path": "a'), ("[1]", "[1]"), ('{"a":1,"a":2}', None)],

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from pidurable import Extension, Registry, Task, TaskContext, nothing_to_undo, open_harness, phase
-from pidurable.errors import StorageCorruptError
+from pidurable.errors import SessionClosedError, StorageCorruptError
 from pidurable.harness._reader import open_reader
 from pidurable.records._entries import entry
 from pidurable.records._limits import BLOB_BYTES_MIN
@@ -89,6 +89,22 @@ async def test_a_large_input_and_outcome_are_whole_for_every_reader(tmp_path: Pa
     assert record.outcome is not None
     assert len(names) == 3
     assert inputs[0][0][1:] in names
+
+
+async def test_what_was_not_looked_at_before_the_end_is_told_so(tmp_path: Path) -> None:
+    """A large value is read when it is looked at: after the harness has closed that is refused."""
+    store = tmp_path / "s"
+    await echo(store)
+    async with open_harness(store, registry=registry(), blocking=InlineBlocking()) as harness:
+        root = await harness.root()
+        (looked_at,) = await root.history()
+        (other,) = await root.history()
+        assert looked_at.read(Scan) == Scan(LARGE)
+
+    assert looked_at.data == {"text": LARGE}
+    assert "data=<not read>" in repr(other)
+    with pytest.raises(SessionClosedError):
+        _ = other.data
 
 
 async def test_a_reader_is_told_what_is_gone(tmp_path: Path) -> None:
