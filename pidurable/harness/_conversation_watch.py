@@ -28,10 +28,10 @@ from pidurable.harness._views import (
 )
 from pidurable.records._entries import Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES
-from pidurable.records._readonly import JsonObject, bare
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._document_watch import at_one_point
 from pidurable.session._documents import SCOPES, definition_of, migrated
+from pidurable.session._grown import plain
 from pidurable.session._watch import Hub, Watch
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Told:
             self._events = events_of(
                 changes.entries,
                 changes.submissions,
-                None if live is None else (live.before, live.after),
+                None if live is None else (plain(live.held_before), plain(live.held_after)),
             )
         return self._events
 
@@ -157,16 +157,16 @@ def _told_json(told: Told) -> Any:
 
 
 def _next_view(before: ConversationView, changes: _Changes) -> ConversationView:
-    history, head, documents = before.history, before.head, before.documents
+    history, head, held = before.history, before.head, before._held
     if not changes.entries and not changes.documents:
         return before
     if changes.entries:
         history = history.grown(changes.entries)
         head = changes.head or head
     if changes.documents:
-        changed = {name: step.after for name, step in changes.documents.items()}
-        documents = JsonObject({**bare(documents), **changed})
-    return ConversationView(record=before.record, history=history, head=head, documents=documents)
+        changed = {name: step.held_after for name, step in changes.documents.items()}
+        held = {**held, **changed}
+    return ConversationView(record=before.record, history=history, head=head, held=held)
 
 
 @final
@@ -237,7 +237,7 @@ class ConversationWatches:
             record=session.conversation(conversation_id),
             history=HistoryPage.of(newest),
             head=None if head is None else HeadPlace(*head),
-            documents=JsonObject(documents),
+            held=documents,
         )
 
     def publish(self, tx: Transaction) -> None:
@@ -256,17 +256,15 @@ class ConversationWatches:
             address, id = change.address, change.address.scope_id
             if address.scope != _SCOPE or id not in watched or address.name not in SHOWN_NAMES:
                 continue
-            before, after = change.before, change.after
             documents = touched.setdefault(id, _Changes()).documents
+            # Retired and created anew in one commit is a change like any other, told as a whole.
             standing = documents.get(address.name)
-            if standing is not None:
-                # Retired and created anew in one commit.
-                documents[address.name] = DocumentStep(
-                    before=standing.before, after=after, ops=None
-                )
-                continue
-            steps = None if before is None or after is None else change.ops
-            documents[address.name] = DocumentStep(before=before, after=after, ops=steps)
+            before = change.held_before if standing is None else standing.held_before
+            after = change.held_after
+            whole = before is None or after is None or standing is not None
+            documents[address.name] = DocumentStep(
+                held_before=before, held_after=after, ops=None if whole else change.ops
+            )
         for id, changes in touched.items():
             watched[id].publish(tx.seq, changes)
 

@@ -25,6 +25,7 @@ from pidurable.records._limits import VIEW_PAGE_ENTRIES
 from pidurable.records._patch import PatchOp, join_pointer
 from pidurable.records._readonly import JsonObject, copied_json
 from pidurable.session._documents import definition_of
+from pidurable.session._grown import plain
 
 SHOWN_DOCUMENTS: Final[tuple[type, ...]] = (
     AgentDocument,
@@ -145,9 +146,16 @@ class ConversationView:
     """The newest entries; a list of at most 200, with whether there are earlier ones."""
     head: HeadPlace | None
     """Where the model's context starts; None: at the first entry."""
-    documents: JsonObject
-    """The JSON of `pi.agent`, `pi.live`, `pi.inbox` and `pi.usage`, by name; None where one was
-    never written. Read-only."""
+    _held: dict[str, Any] = attrs.field(repr=False, eq=lambda held: _plain_all(held))
+    """What is stored of the documents: a long text that grows is copied when somebody looks."""
+
+    @property
+    def documents(self) -> JsonObject:
+        """The JSON of `pi.agent`, `pi.live`, `pi.inbox` and `pi.usage`, by name; read-only.
+
+        None where one was never written.
+        """
+        return JsonObject(_plain_all(self._held))
 
     def json(self) -> dict[str, Any]:
         """Return the view as plain JSON, a copy of your own. Costs its size."""
@@ -164,10 +172,14 @@ class ConversationView:
 class DocumentStep:
     """What one commit has done to a document of a view."""
 
-    before: Any
-    after: Any
+    held_before: Any
+    held_after: Any
     ops: list[PatchOp] | None
     """From one to the other; None where only the whole value says it."""
+
+
+def _plain_all(held: dict[str, Any]) -> dict[str, Any]:
+    return {name: plain(each) for name, each in held.items()}
 
 
 def _history_json(page: HistoryPage) -> dict[str, Any]:
@@ -214,7 +226,7 @@ def patch_between(
 
 def _document_ops(pointer: str, step: DocumentStep) -> list[PatchOp]:
     if step.ops is None:
-        return [{"op": "replace", "path": pointer, "value": copied_json(step.after)}]
+        return [{"op": "replace", "path": pointer, "value": copied_json(plain(step.held_after))}]
     below: list[PatchOp] = copied_json(step.ops)
     for op in below:
         for name in ("path", "from"):

@@ -25,6 +25,7 @@ from pidurable.records._entries import Entry
 from pidurable.records._json import dumps
 from pidurable.records._limits import VIEW_PAGE_ENTRIES, WATCH_FRAMES_MAX
 from pidurable.records._messages import TextBlock, UserMessage
+from pidurable.session._grown import Grown
 from pidurable.storage import MemoryStorage
 
 
@@ -113,6 +114,38 @@ async def test_a_long_answer_is_in_the_view_and_its_growth_in_the_patches(
     assert len(grown) >= 5
     assert all(len(op["value"]) <= 4 * 4096 for op in grown)
     assert patched(first, frames) == frames[-1].json()
+
+
+async def test_a_commit_copies_no_long_text_for_those_who_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A text that grows is put together by who looks at it, never by the commit that grows it."""
+    copies: list[int] = []
+    value = Grown.value
+
+    def counted(held: Grown) -> Any:
+        copies.append(1)
+        return value(held)
+
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        async with harness.commit() as tx:
+            blocks = [{"type": "text", "text": "x" * 100_000}]
+            update_doc(tx, LiveDocument, root.id, partial={"blocks": blocks})
+        async with root.watch() as watch, harness.watch(LiveDocument, root.id) as live:
+            first = watch.json()
+            monkeypatch.setattr(Grown, "value", counted)
+            for _ in range(5):
+                async with harness.commit() as tx:
+                    tx.append_text(LiveDocument, root.id, "/partial/blocks/0/text", "more")
+            frames = taken(watch)
+            assert [len(frame.patch) for frame in frames] == [1] * 5
+            assert taken(live)[0].patch == [
+                {"op": "append", "path": "/partial/blocks/0/text", "value": "more"}
+            ]
+            assert copies == []
+            assert patched(first, frames) == frames[-1].json()
+            assert copies
 
 
 async def test_events_that_are_followed_later_begin_with_where_it_stands_by_then() -> None:
