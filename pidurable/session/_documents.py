@@ -77,12 +77,18 @@ def document(
 ) -> Callable[[type[DocT]], type[DocT]]:
     """Declare a mutable attrs class as a document.
 
+    The version, history and fork policy are stored beside the value, so that documents are kept,
+    rewound and forked without their class. A new history or fork policy counts for a document from
+    its next change on: what was not kept until then stays lost. Under another name or scope, or as
+    a family, it is another document.
+
     Args:
         name: Stored name, dotted, unique over the program.
         version: One more at every change of the stored shape; older values pass through the
             class's static `migrate(value, from_version)` on access.
         scope: What an instance belongs to. A task's documents end with the task.
-        history: `rewindable` keeps the value at every past entry readable (conversations only).
+        history: `latest` keeps what is needed to read the value of now; `rewindable` keeps the
+            value at every past entry readable, for ever (conversations only).
         fork: What a fork starts with: nothing, the parent's value now, or as of the fork entry
             (which needs `rewindable`).
         family: One instance per string key instead of one.

@@ -152,7 +152,8 @@ class CommittedState:
 
         Raises:
             InvalidArgumentError: The document is not rewindable.
-            NotFoundError: The entry is not in that history.
+            NotFoundError: The entry is not in that history, or the document was not rewindable
+                then, so that its value was not kept.
         """
         await trio.lowlevel.checkpoint()
         return await self._session.snapshot_as_of(

@@ -20,13 +20,20 @@ from session_support import (
 )
 from trio.testing import wait_all_tasks_blocked
 
-from pidurable.errors import DocumentTooLargeError, InvalidArgumentError, NotFoundError
+from pidurable.errors import (
+    DocumentTooLargeError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageAccessError,
+    StorageRefusedError,
+)
 from pidurable.records import _json
 from pidurable.records._limits import DELTAS_MAX, Settings
 from pidurable.session._documents import Address, document
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import MemoryStorage
+from pidurable.testing import Fault, FaultyStorage
 
 
 @document("fork.initial")
@@ -447,3 +454,65 @@ async def test_what_a_fork_copies_is_read_outside_the_loop(monkeypatch: pytest.M
         assert values(session, fork) == [None, "b", "a"]
         await session.run(session.transaction(), lambda tx: tx.fork(top, entries[0]))
         assert "documents_as_of" in outside
+
+
+@pytest.mark.parametrize("read", ["documents", "revisions", "documents_as_of", "entry", "entries"])
+@pytest.mark.parametrize("awaiting", [True, False])
+async def test_a_fork_that_could_not_be_read_is_not_made(read: str, awaiting: bool) -> None:
+    """The commit is refused with the error of the read, stores nothing, and can be done again."""
+    memory = MemoryStorage()
+    async with open_test_session(memory) as session:
+        top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
+        entry = await set_all(session, top, "a")
+    storage = FaultyStorage(memory.reopen())
+    async with open_test_session(storage) as session:
+        at = None if read == "entries" else entry
+
+        async def fork() -> int:
+            if awaiting:
+                async with session.body(session.transaction()) as tx:
+                    return tx.fork(top, at)
+            return await session.run(session.transaction(), lambda tx: tx.fork(top, at))
+
+        seq = session.line.published_seq
+        storage.add(Fault.fail(read))
+        with pytest.raises(StorageAccessError):
+            await fork()
+        assert session.line.published_seq == seq
+        assert len(storage.conversations_by_owner(None)) == 1
+
+        made = await fork()
+        assert values(session, made) == [None, "a", "a"]
+
+
+async def test_a_batch_that_fails_takes_its_forks_with_it() -> None:
+    """The key is free again, and nobody has seen the fork or its documents."""
+    storage = FaultyStorage(MemoryStorage())
+    settings = Settings(storage_retry_seconds=0.0)
+    async with open_test_session(storage, settings=settings) as session:
+        top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
+        await set_all(session, top, "a")
+        storage.add(Fault.refuse("apply", times=50))
+        with pytest.raises(StorageRefusedError):
+            await session.run(session.transaction(), lambda tx: tx.fork(top, key="k"))
+        storage.clear()
+        assert len(storage.conversations_by_owner(None)) == 1
+
+        made = await session.run(session.transaction(), lambda tx: tx.fork(top, key="k"))
+        assert values(session, made) == [None, "a", "a"]
+
+
+async def test_a_fork_that_is_cancelled_while_it_reads_is_not_made() -> None:
+    """Cancelled behind its body, the commit stores nothing, and the next one goes on."""
+    memory = MemoryStorage()
+    async with open_test_session(memory) as session:
+        top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
+        await set_all(session, top, "a")
+        with trio.CancelScope() as scope:
+            async with session.body(session.transaction()) as tx:
+                tx.fork(top)
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert len(session.storage.conversations_by_owner(None)) == 1
+        made = await session.run(session.transaction(), lambda tx: tx.fork(top))
+        assert values(session, made) == [None, "a", "a"]
