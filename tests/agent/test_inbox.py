@@ -31,7 +31,7 @@ from pidurable.errors import (
     RequestIdConflictError,
 )
 from pidurable.harness._open import Harness
-from pidurable.records._limits import Settings
+from pidurable.records._limits import BLOB_BYTES_MIN, Settings
 from pidurable.records._messages import (
     ImageBlock,
     TextBlock,
@@ -250,6 +250,45 @@ async def test_an_image_is_submitted_with_its_bytes(autojump_clock: MockClock) -
     assert settled.text == "a red square"
     assert kept == b"red"
     assert world.model.requests[-1].images == {name: b"red"}
+
+
+async def test_an_input_whose_bytes_are_damaged_blocks_its_run_until_they_are_back(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing is sent without it and nothing written over it; whole again, the run goes on."""
+    world = World(Step(text=tuple("abcdef"), delay=1.0), "unused")
+    large = "l" * (BLOB_BYTES_MIN + 1)
+
+    # C078
+    async with world.open() as harness:
+        root = await harness.root()
+        await root.submit(large, request_id="r1")
+        await trio.sleep(3.5)
+    blobs = world.base._data.blobs
+    kept = dict(blobs)
+    for name in kept:
+        blobs[name] = b"damaged"
+    async with world.open() as harness:
+        root = await harness.root()
+        harness.start()
+        await trio.sleep(60.0)
+        (generation,) = [each for each in harness.tasks() if each.kind == "pi.generation"]
+        explained = harness.explain(generation.id)
+        asked = len(world.model.requests)
+        damaged = dict(world.base._data.blobs)
+        blobs.update(kept)
+    async with world.open() as harness:
+        await harness.retry_task(generation.id)
+        outcome = await ask(harness, large, "r1")
+        await verify(world, harness)
+
+    # The entry's messages, and the content of the submission.
+    assert len(kept) == 2
+    assert generation.blocked == "unknown_record"
+    assert set(damaged.values()) == {b"damaged"}
+    assert asked == 1
+    assert explained.code == "unknown_record"
+    assert outcome.text == "abcdef"
 
 
 async def test_an_item_that_a_provider_refuses_for_good_becomes_a_note(
