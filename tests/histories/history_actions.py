@@ -8,6 +8,7 @@ same document) is not done.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -36,6 +37,7 @@ from pidurable.records._entries import Edit
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
+    ImageBlock,
     Message,
     SystemMessage,
     TextBlock,
@@ -47,6 +49,8 @@ from pidurable.records._messages import (
 )
 
 TOOLS = ("look", "write", "ask")
+BLOB_BYTES_MIN = 64 * 1024
+"""Limits: from here on the bytes move to a blob by themselves."""
 STATUSES = ("complete", "complete", "complete", "aborted", "failed", "deferred")
 WORDS = ("hello", "and then?", "fine", " ", "", "é ü 漢", "\n\t")
 
@@ -140,7 +144,10 @@ class Body:
                 self.rare["head in an ancestor"] += 1
         if messages is None:
             messages = self.messages(conversation, shape, random)
-        data = {"n": random.randint(0, 99)} if random.random() < 0.5 else None
+        data: Any = {"n": random.randint(0, 99)} if random.random() < 0.5 else None
+        if random.random() < 0.01:
+            data = random.choice("ab") * BLOB_BYTES_MIN
+            self.rare["entry that is kept in a blob"] += 1
         made = self.tx.append(
             conversation,
             data,
@@ -172,7 +179,7 @@ class Body:
 
     def message(self, conversation: int, kind: int, random: Random) -> Message:
         if kind == 0:
-            return UserMessage(blocks=_texts(random), at_us=1)
+            return UserMessage(blocks=self.blocks(random), at_us=1)
         if kind == 1:
             return answer(
                 _texts(random),
@@ -191,9 +198,27 @@ class Body:
             place = (random.randint(1, 40), random.randint(0, 2))
             if called and random.random() < 0.8:
                 place = random.choice(called[-6:])
-            return result(place, _texts(random), is_error=random.random() < 0.2)
+            return result(place, self.blocks(random), is_error=random.random() < 0.2)
         sections = {random.choice("ab"): random.choice((None, *WORDS))}
         return SystemMessage(sections=sections, at_us=1)
+
+    def blocks(self, random: Random) -> tuple[Block, ...]:
+        """What somebody or a tool says; now and then with an image, new or known."""
+        texts = _texts(random)
+        if random.random() > 0.06:
+            return texts
+        known = list(self.state.blobs)
+        if known and random.random() < 0.5:
+            name = random.choice(known)
+            self.rare["image that was stored before"] += 1
+        else:
+            data = bytes(random.randbytes(random.choice((1, 9, 3_000))))
+            name = self.tx.put_blob(data)
+            if name != hashlib.sha256(data).hexdigest():
+                raise HistoryError(f"a blob is called {name}, which is not its digest")
+            self.state.blobs[name] = data
+            self.rare["image stored with its message"] += 1
+        return (*texts, ImageBlock(blob=name, media_type="image/png"))
 
     # --- forks -----------------------------------------------------------------------------
 
@@ -233,7 +258,7 @@ class Body:
         doc = self.state.inherited(address, self.model.past)
         if doc is not None:
             self.state.docs[address] = attrs.evolve(doc, life=self.model.new_life())
-            self.rare[f"copied by a fork: {BY_NAME[name].fork}"] += 1
+            self.rare[f"copied by a fork: {doc.policy(name)}"] += 1
 
     def finish(self) -> bool:
         """The end of the body: copy what forks begin with. Say whether anything is stored."""

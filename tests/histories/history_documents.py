@@ -24,7 +24,8 @@ class Kind:
     name: str
     scope: str = "conversation"
     history: str = "latest"
-    fork: str = "initial"
+    forks: tuple[str, ...] = ("initial",) * VERSIONS
+    """The fork policy of each version's class: what is written goes by that of its writer."""
     family: bool = False
     classes: tuple[type, ...] = ()
     """By version, the first is version 1."""
@@ -79,7 +80,10 @@ def _lines() -> dict[str, Any]:
     return {"lines": []}
 
 
-def _kind(name: str, **options: Any) -> Kind:
+def _kind(name: str, *forks: str, **options: Any) -> Kind:
+    """A document in all its versions; `forks` are their policies, one for all or one for each."""
+    policies = forks if len(forks) == VERSIONS else forks * VERSIONS or ("initial",) * VERSIONS
+
     def migrate_second(value: dict[str, Any], from_version: int) -> dict[str, Any]:
         # In place, as many would write it: what is stored must not notice.
         value["body"] = value.pop("value")
@@ -113,24 +117,24 @@ def _kind(name: str, **options: Any) -> Kind:
         migrate = staticmethod(migrate_third)
 
     classes = tuple(
-        document(f"histories.{name}", version=number, **options)(cls)
+        document(f"histories.{name}", version=number, fork=policies[number - 1], **options)(cls)
         for number, cls in enumerate((First, Second, Third), start=1)
     )
-    return Kind(name=f"histories.{name}", classes=classes, **options)
+    return Kind(name=f"histories.{name}", classes=classes, forks=policies, **options)
 
 
 KINDS = (
-    _kind("page", history="rewindable", fork="as_of"),
-    _kind("note", history="rewindable", fork="current"),
-    _kind("slate", history="rewindable", fork="initial"),
-    _kind("part", history="rewindable", fork="as_of", family=True),
-    _kind("todo", fork="current", family=True),
-    _kind("flag", fork="initial"),
+    _kind("page", "as_of", history="rewindable"),
+    _kind("note", "current", "as_of", "current", history="rewindable"),
+    _kind("slate", "initial", history="rewindable"),
+    _kind("part", "as_of", "as_of", "initial", history="rewindable", family=True),
+    _kind("todo", "current", family=True),
+    _kind("flag", "initial", "current", "initial"),
     _kind("total", scope="session"),
     _kind("desk", scope="task", family=True),
 )
 FAMILY_KEYS = ("one", "two/three")
-AGENT = Kind(name="pi.agent", history="rewindable", fork="as_of", classes=(AgentDocument,))
+AGENT = Kind(name="pi.agent", history="rewindable", forks=("as_of",), classes=(AgentDocument,))
 """One of the product's own, which a conversation's view shows; of one version."""
 AGENT_FIELDS = ("model", "thinking", "extensions", "tools", "instructions", "cwd", "turns_max")
 ALL_KINDS = (*KINDS, AGENT)

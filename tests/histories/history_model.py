@@ -30,6 +30,10 @@ class Doc:
     """Which incarnation it is: a new number whenever a document is made."""
     _shapes: dict[int, Any] = attrs.field(factory=dict, init=False, repr=False)
 
+    def policy(self, name: str) -> str:
+        """What a fork does with it: what the class says that wrote it last."""
+        return BY_NAME[name].forks[self.version - 1]
+
     def shape(self, version: int) -> Any:
         """The value as code of a version sees it; not to be changed."""
         if version not in self._shapes:
@@ -69,12 +73,18 @@ class State:
     places: dict[int, Place] = attrs.Factory(dict)
     lines: dict[int, Line] = attrs.Factory(dict)
     docs: dict[Address, Doc] = attrs.Factory(dict)
+    blobs: dict[str, bytes] = attrs.Factory(dict)
     tasks: dict[int, bool] = attrs.Factory(dict)
     """Whether a task is live, by id."""
 
     def grow(self, seq: int) -> State:
         return State(
-            seq, self.places.copy(), self.lines.copy(), self.docs.copy(), self.tasks.copy()
+            seq,
+            self.places.copy(),
+            self.lines.copy(),
+            self.docs.copy(),
+            self.blobs.copy(),
+            self.tasks.copy(),
         )
 
     # --- reading ---------------------------------------------------------------------------
@@ -126,18 +136,24 @@ class State:
         self.places[made] = Place(made, parent, at)
 
     def inherited(self, address: Address, past: Past) -> Doc | None:
-        """What a document of a fork begins with: its policy decides."""
+        """What a document of a fork begins with.
+
+        The policy of what stands there now decides; where nothing does, of what stood there then.
+        """
         name, made, key = address
         place = self.places[made]
-        policy = BY_NAME[name].fork
         assert place.parent is not None
+        living = self.docs.get((name, place.parent, key))
+        policy = None if living is None else living.policy(name)
         if policy == "current" or (policy == "as_of" and place.parent_entry is None):
-            return self.docs.get((name, place.parent, key))
-        if policy == "initial":
+            return living
+        if policy == "initial" or place.parent_entry is None:
             return None
-        assert place.parent_entry is not None
         home = self.lines[place.parent_entry].conversation
-        return past.at(self, place.parent_entry).docs.get((name, home, key))
+        then = past.at(self, place.parent_entry).docs.get((name, home, key))
+        if then is not None and policy is None and then.policy(name) != "as_of":
+            return None
+        return then
 
 
 @attrs.define

@@ -266,6 +266,8 @@ class Player:
         async with trio.open_nursery() as nursery:
             for number, actions in enumerate(bodies):
                 nursery.start_soon(one, number, actions)
+                if self.goal == "context" and self.model.published.places:
+                    nursery.start_soon(self._read_meanwhile)
                 if self.goal == "watches" and self.random.random() < 0.3:
                     numbers = [self.random.randrange(10_000) for _ in range(3)]
                     nursery.start_soon(self._watch_meanwhile, *numbers)
@@ -570,6 +572,9 @@ class Player:
                     await self._judge_all_past(state)
             for place in state.places:
                 await self._judge_history(state, place)
+            for name, data in state.blobs.items():
+                if await self.stage.harness.blob(name) != data:
+                    raise HistoryError(f"the blob {name} is not what was put")
             if self.goal == "context":
                 await self._judge_contexts(list(state.places), cutoffs=2)
         except HistoryError as error:
@@ -661,6 +666,20 @@ class Player:
             check_request(_request(messages))
         except StrictRequestError as error:
             raise HistoryError(f"{where}: {error}") from error
+
+    async def _read_meanwhile(self) -> None:
+        """A context that is read while commits are on their way is that of one moment."""
+        first, state = len(self.log), self.model.published
+        place = self.random.choice(list(state.places))
+        try:
+            found = turns_of(await self.context(place, None))
+        except SessionPoisonedError:
+            return
+        moments = [state, *(after for _, _, after in self.log[first:])]
+        told = [context_difference(derive(each.history(place)), found) for each in moments]
+        if all(told):
+            raise HistoryError(f"the context of conversation {place}, read meanwhile: {told[-1]}")
+        self.rare["context read among commits"] += 1
 
     async def context(self, place: int, cutoff: int | None) -> list[Any]:
         return list(await self.stage.harness.session.context(place, cutoff=cutoff))

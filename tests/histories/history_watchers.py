@@ -22,6 +22,7 @@ from history_values import difference, patched_in_place
 from pidurable.errors import DocumentTooNewError, SessionPoisonedError
 from pidurable.records._messages import (
     AssistantMessage,
+    ImageBlock,
     SystemMessage,
     TextBlock,
     ToolCallBlock,
@@ -167,23 +168,27 @@ def _message_json(message: Any) -> list[Any]:
     if isinstance(message, SystemMessage):
         return ["system", message.sections]
     role = {UserMessage: "user", AssistantMessage: "assistant", ToolResultMessage: "tool"}
-    blocks = [
-        ["tool_call", block.name]
-        if isinstance(block, ToolCallBlock)
-        else ["text" if isinstance(block, TextBlock) else "thinking", block.text]
-        for block in message.blocks
-    ]
+    blocks = [_block_json(block) for block in message.blocks]
     call = list(message.call) if isinstance(message, ToolResultMessage) else None
     return [role[type(message)], blocks, call]
+
+
+def _block_json(block: Any) -> list[Any]:
+    if isinstance(block, ToolCallBlock):
+        return ["tool_call", block.name]
+    if isinstance(block, ImageBlock):
+        return ["image", block.blob]
+    return ["text" if isinstance(block, TextBlock) else "thinking", block.text]
+
+
+SAID = {"text": "text", "thinking": "text", "tool_call": "name", "image": "blob"}
+"""By the type of a block, the field that tells it from others."""
 
 
 def _message_seen(message: Any) -> list[Any]:
     if message["role"] == "system":
         return ["system", message["sections"]]
-    blocks = [
-        [block["type"], block["name"] if block["type"] == "tool_call" else block["text"]]
-        for block in message["blocks"]
-    ]
+    blocks = [[block["type"], block[SAID[block["type"]]]] for block in message["blocks"]]
     return [message["role"], blocks, message.get("call")]
 
 

@@ -51,6 +51,7 @@ RARE = {
     "rewind": (
         *ALWAYS_RARE,
         "copied by a fork: current",
+        "entry that is kept in a blob",
         "copied by a fork: as_of",
         "as of, an earlier incarnation",
         "as of, retired since",
@@ -86,6 +87,9 @@ RARE = {
         "head in an ancestor",
         "edit of an ancestor's entry",
         "something said inside a round",
+        "context read among commits",
+        "image stored with its message",
+        "image that was stored before",
     ),
 }
 
