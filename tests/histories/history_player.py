@@ -22,7 +22,7 @@ from history_model import Address, Line, Model, State
 from history_stage import Sitter, Stage
 from history_steps import Program
 from history_values import difference
-from history_watchers import PAGE, Target, View, Watcher, drawn_target
+from history_watchers import PAGE, GraphWatcher, Target, View, Watcher, drawn_target
 from trio.testing import MockClock
 
 from pidurable.agent._models import ModelRequest, RequestMessage
@@ -62,6 +62,9 @@ class Player:
         self.ids = 0
         self.over = False
         self.watchers: list[Watcher] = []
+        self.graphs: list[GraphWatcher] = []
+        self.closed = trio.Event()
+        """Set when the harness of this opening is closed."""
         self.log: list[tuple[int, State, State]] = []
         self.shared: dict[Any, Any] = {}
         self.foreign: deque[Any] = deque(maxlen=50)
@@ -83,14 +86,16 @@ class Player:
     async def _open(self, left: list[tuple[int, Any]]) -> None:
         """Hold the store until the steps are at their end, or one of them ends the process."""
         self.watchers, self.log, self.shared = [], [], {}
+        self.graphs, self.closed = [], trio.Event()
         async with trio.open_nursery() as self.nursery:
             await self._hold(left)
+            self.closed.set()
             # Watches outlive the harness that ends them.
             for watcher in self.watchers:
                 if watcher.temper != "fast" and not watcher.done:
                     await watcher.drain()
             await trio.testing.wait_all_tasks_blocked()
-            for watcher in self.watchers:
+            for watcher in (*self.watchers, *self.graphs):
                 if not watcher.done:
                     raise HistoryError(f"{watcher.target}: does not end with its harness")
             self.nursery.cancel_scope.cancel()
@@ -104,6 +109,8 @@ class Player:
                 self.ids = max((0, *state.places, *state.lines, *state.tasks))
                 if self.counts["openings"] > 1:
                     await self._judge_whole("after opening")
+                if self.goal == "watches":
+                    await self._watch_graph()
                 while left:
                     self.step, step = left.pop(0)
                     self.counts["steps"] += 1
@@ -512,6 +519,18 @@ class Player:
         except SessionPoisonedError:
             return
         self.rare["watch opened among commits"] += 1
+
+    async def _watch_graph(self) -> None:
+        """Two watches of the task graph for as long as the store is held."""
+        for fast in (True, False):
+            watcher = GraphWatcher(
+                fast=fast, counts=self.counts, live=self._live_ids, over=self.closed
+            )
+            self.graphs.append(watcher)
+            await self.nursery.start(watcher.run, self.stage.harness)
+
+    def _live_ids(self) -> set[str]:
+        return {str(id) for id, live in self.model.published.tasks.items() if live}
 
     def _state_at(self, seq: int) -> State:
         """The state that the newest commit up to a number has left."""

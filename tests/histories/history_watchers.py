@@ -407,6 +407,55 @@ class Watcher:
         self.scope.cancel()
 
 
+@attrs.define(eq=False)
+class GraphWatcher:
+    """A watch of the task graph, held against its own patches, and at its end against the model.
+
+    What the scheduler does in between is the subject of other tests: here each frame must be what
+    the patches so far make of the first value, and the last one must show the tasks that are live.
+    """
+
+    fast: bool
+    counts: Counter[str]
+    live: Callable[[], set[str]]
+    over: trio.Event
+    """Set once the harness is closed: a watch that is not fast takes all its frames then."""
+    target: str = "the task graph"
+    done: bool = False
+    _value: Any = None
+    _seq: int = 0
+
+    async def run(
+        self, harness: Any, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with harness.watch_tasks() as watch:
+            self._value, self._seq = watch.json(), watch.seq
+            if set(self._value["tasks"]) != self.live():
+                raise WatchError(f"the task graph begins with {sorted(self._value['tasks'])}")
+            task_status.started()
+            if not self.fast:
+                await self.over.wait()
+            try:
+                async for frame in watch:
+                    self._judge(frame)
+            except SessionPoisonedError:
+                self.counts["poisoned graphs"] += 1
+        if set(self._value["tasks"]) != self.live():
+            found, live = sorted(self._value["tasks"]), sorted(self.live())
+            raise WatchError(f"the task graph ends with {found}, and {live} are live")
+        self.done = True
+
+    def _judge(self, frame: Any) -> None:
+        self.counts["graph frames"] += 1
+        if frame.seq <= self._seq:
+            raise WatchError(f"frame {frame.seq} of the task graph comes after {self._seq}")
+        self._seq = frame.seq
+        self._value = patched_in_place(self._value, copy.deepcopy(frame.patch))
+        told = difference(frame.json(), self._value)
+        if told:
+            raise WatchError(f"the patches of the task graph up to {frame.seq}: {told}")
+
+
 def drawn_target(state: State, numbers: tuple[int, int], versions: dict[str, int]) -> Target | View:
     """Something to watch: mostly a document that is there, else one that may come, or a view."""
     first, second = numbers
