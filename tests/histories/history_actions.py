@@ -75,6 +75,10 @@ class Body:
     rare: Counter[str]
     last_id: Callable[[int], None]
     """Told of each id, to see that they rise."""
+    by_task: int | None = None
+    """The task whose commit it is."""
+    homes: dict[int, int] = attrs.Factory(dict)
+    """The conversations that tasks live in."""
     drafts: dict[Address, tuple[int, Any, Any]] = attrs.Factory(dict)
     """The version, the draft, and what the model's copy of it holds."""
     patched: set[Address] = attrs.Factory(set)
@@ -95,9 +99,16 @@ class Body:
     # --- transcripts -----------------------------------------------------------------------
 
     async def _new(self) -> None:
-        made = self.tx.create_conversation()
+        principal = "" if self.by_task else f"person {len(self.state.places) % 3}"
+        if self.by_task:
+            made = self.tx.create_conversation()
+        else:
+            made = self.tx.create_conversation(principal=principal)
         self.last_id(made)
-        self.state.places[made] = Place(made)
+        if self.by_task:
+            home = self.state.places[self.homes[self.by_task]]
+            principal = home.principal
+        self.state.places[made] = Place(made, owner=self.by_task, principal=principal)
 
     async def _append(self, conversation: int, head: int, shape: int, seed: int) -> None:
         self.append(self._place(conversation), shape, Random(seed), head=head)
@@ -166,6 +177,7 @@ class Body:
                 data=data,
                 head=made if target == 0 else target,
                 edits=tuple((edit.target, edit.messages) for edit in edits),
+                by_task=self.by_task,
             )
         )
         return made
@@ -240,7 +252,7 @@ class Body:
         made = self.tx.fork(place, at)
         self.last_id(made)
         self._count_fork(place, at)
-        self.state.fork(made, place, at)
+        self.state.fork(made, place, at, self.by_task)
         for kind in ALL_KINDS:
             if kind.scope == "conversation":
                 keys = FAMILY_KEYS if kind.family else ("",)

@@ -53,6 +53,7 @@ class Line:
     data: Any
     head: int | None
     edits: tuple[tuple[int, tuple[Any, ...] | None], ...]
+    by_task: int | None = None
 
 
 @attrs.frozen
@@ -63,6 +64,9 @@ class Place:
     parent: int | None = None
     parent_entry: int | None = None
     entries: tuple[int, ...] = ()
+    owner: int | None = None
+    """The task that made it, if one did."""
+    principal: str = ""
 
 
 @attrs.define
@@ -128,12 +132,13 @@ class State:
         self.lines[line.id] = line
         self.places[place.id] = attrs.evolve(place, entries=(*place.entries, line.id))
 
-    def fork(self, made: int, parent: int, at: int | None) -> None:
+    def fork(self, made: int, parent: int, at: int | None, owner: int | None) -> None:
         """Fork at an entry of the parent's history, or at its newest where `at` is None."""
         if at is None:
             history = self.history(parent)
             at = history[-1].id if history else None
-        self.places[made] = Place(made, parent, at)
+        principal = self.places[parent].principal
+        self.places[made] = Place(made, parent, at, owner=owner, principal=principal)
 
     def inherited(self, address: Address, past: Past) -> Doc | None:
         """What a document of a fork begins with.

@@ -60,6 +60,8 @@ class Player:
         self.random = Random(f"{seed}/judge")
         self.step = -1
         self.ids = 0
+        self.homes: dict[int, int] = {}
+        """The conversations that tasks live in."""
         self.over = False
         self.watchers: list[Watcher] = []
         self.graphs: list[GraphWatcher] = []
@@ -170,9 +172,11 @@ class Player:
             raise HistoryError(f"id {id} was drawn after {self.ids}")
         self.ids = id
 
-    def _body(self, tx: Any) -> Body:
+    def _body(self, tx: Any, *, by_task: int | None = None) -> Body:
         return Body(
             tx=tx,
+            by_task=by_task,
+            homes=self.homes,
             model=self.model,
             state=self.model.begin(tx.seq),
             versions=self.versions,
@@ -211,6 +215,32 @@ class Player:
             await self._transact(self.stage.harness.commit(), actions, boom=True)
         except BoomError:
             self.rare["body that raises"] += 1
+
+    async def _cancel(self, moment: int, actions: list[Any]) -> None:
+        """A commit that is cancelled: in its body, or as the body ends. Cancelled is not stored."""
+        state: State | None = None
+        with trio.CancelScope() as scope:
+            async with self.stage.harness.commit() as tx:
+                body = self._body(tx)
+                for action in actions:
+                    await body.do(action)
+                if moment == 0:
+                    scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                if body.finish():
+                    state = body.state
+                    self.model.stage(state)
+                if moment < 3:
+                    scope.cancel()
+            if state is not None and self.model.published.seq < state.seq:
+                raise HistoryError(f"commit {state.seq} was acknowledged and is not published")
+        if state is None:
+            self.rare["cancelled in its body"] += 1
+        elif self.model.published.seq < state.seq:
+            self.model.revert()
+            self.rare["cancelled as its body ended"] += 1
+        else:
+            self.rare["stored, then cancelled"] += 1
 
     async def _group(self, bodies: list[list[Any]]) -> None:
         await self._together(bodies, "")
@@ -324,11 +354,15 @@ class Player:
 
     async def _task(self, conversation: int, *_: int) -> None:
         place = self._place(conversation)
+        if self.model.published.places[place].owner is not None:
+            # Below a task that may have ended nothing is begun.
+            return
         async with self.stage.harness.commit() as tx:
             state = self.model.begin(tx.seq)
             made = int(tx.create_task(Sitter, "x", conversation=place))
             self._rise(made)
             state.tasks[made] = True
+            self.homes[made] = place
             self.model.stage(state)
 
     def _live(self, number: int) -> int | None:
@@ -350,7 +384,7 @@ class Player:
         async def order(ctx: Any) -> bool:
             try:
                 async with ctx.commit() as tx:
-                    body = self._body(tx)
+                    body = self._body(tx, by_task=found)
                     for action in actions:
                         await body.do(action)
                     desk = BY_NAME["histories.desk"]
@@ -657,6 +691,10 @@ class Player:
             self.rare["as of, through a migration"] += 1
 
     async def _judge_history(self, state: State, place: int) -> None:
+        record, known = self.stage.harness.session.conversation(place), state.places[place]
+        parts = (record.parent, record.parent_entry, record.owner, record.principal)
+        if parts != (known.parent, known.parent_entry, known.owner, known.principal):
+            raise HistoryError(f"conversation {place}: expected {known}, found {record}")
         expected = state.history(place)
         found = await self.stage.harness.session.history(place, limit=100_000)
         told = difference([line.id for line in expected], [entry.id for entry in found])

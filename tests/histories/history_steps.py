@@ -36,6 +36,7 @@ STEPS: dict[str, int] = {
     "commit": 30,
     "group": 4,
     "boom": 2,
+    "cancel": 2,
     "retried": 1,
     "refused": 2,
     "lost": 1,
@@ -98,8 +99,10 @@ def _step(name: str, weights: dict[str, int], random: Random) -> Step:
         return [name, _actions(weights, random)]
     if name in ("group", "refused", "lost", "stored"):
         return [name, [_actions(weights, random) for _ in range(random.randint(1, 4))]]
+    if name == "cancel":
+        return [name, random.randint(0, 3), _actions(weights, random)]
     if name == "desk":
-        return [name, random.randint(0, MANY), [_action("doc", random) for _ in range(2)]]
+        return [name, random.randint(0, MANY), _actions(weights, random)]
     if name == "churn":
         most = random.choice((40, 40, 40, 130, 130, 270))
         many = random.randint(most // 3, most)

@@ -159,7 +159,7 @@ def _line_json(line: Line) -> Any:
         "edits": [
             [target, None if messages is None else len(messages)] for target, messages in line.edits
         ],
-        "by_task": None,
+        "by_task": line.by_task,
     }
 
 

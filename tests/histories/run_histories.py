@@ -21,10 +21,15 @@ from pathlib import Path
 import attrs
 from history_player import Player, first_difference, quiet_logs
 from history_steps import GOALS, Program, draw_program, shrink
+from history_watchers import WatchError
+from watch_soak import Soak, soak
 
 STEPS = 30
 SQLITE_EVERY = 20
 """Every so many histories one is played on a file."""
+
+SOAKED = 500
+"""From so many histories on the soak is played whole: 1,000 watchers, 10,000 commits."""
 
 TITLES = {"rewind": "rewind", "watches": "R9 watches", "context": "context"}
 FIGURES = {
@@ -104,6 +109,7 @@ class Report:
     counts: Counter[str] = attrs.Factory(Counter)
     rare: Counter[str] = attrs.Factory(Counter)
     differences: list[str] = attrs.Factory(list)
+    soak: Soak | None = None
     seconds: float = 0.0
 
     @property
@@ -115,6 +121,10 @@ class Report:
         unseen = self.unseen if rare_counts else []
         passed = self.histories and not self.differences and not unseen
         figures = " ".join(f"{name}={self.counts[name]}" for name in FIGURES[self.goal])
+        if self.soak is not None:
+            # Beside the histories: very many watchers, and one that takes nothing for very long.
+            figures += f" watchers={self.soak.watchers} stalled={self.soak.stalled_commits}"
+            figures += f" held={self.soak.held}"
         forks, again = self.rare["fork"], self.rare["crash"] + self.rare["reopened"]
         return (
             f"{TITLES[self.goal]}: histories={self.histories} {figures} forks={forks} "
@@ -151,6 +161,17 @@ def run(
             report.seconds = time.perf_counter() - started
             if len(report.differences) >= differences_max:
                 break
+    if goal == "watches" and not report.differences:
+        many = histories >= SOAKED
+        try:
+            report.soak = soak(
+                watchers=1_000 if many else 30,
+                commits=100 if many else 5,
+                stalled_commits=10_000 if many else 120,
+            )
+        except WatchError as error:
+            report.differences.append(f"soak: {error}")
+    report.seconds = time.perf_counter() - started
     return report
 
 
