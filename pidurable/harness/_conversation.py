@@ -30,6 +30,7 @@ from pidurable.records import _json
 from pidurable.records._checks import check_reason
 from pidurable.records._entries import Conversation as ConversationRecord, Entry
 from pidurable.records._ids import TaskId
+from pidurable.records._readonly import copied_json
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.records._tasks import OnRestart
 from pidurable.session._context import ModelContext
@@ -85,7 +86,7 @@ class Conversation:
 
     def inbox(self) -> list[Any]:
         """What is queued, in order of arrival."""
-        return list(self._doc(InboxDocument)["items"])
+        return self._doc(InboxDocument)["items"]  # type: ignore[no-any-return]
 
     def usage(self) -> dict[str, Any]:
         """What was spent here: the JSON of `pi.usage`."""
@@ -93,7 +94,7 @@ class Conversation:
 
     def _doc(self, cls: type) -> dict[str, Any]:
         value = self._harness.session.doc_value(address_of(cls, self.id))
-        return defaults_of(cls) if value is None else dict(value)
+        return defaults_of(cls) if value is None else copied_json(value)
 
     # --- handing in ----------------------------------------------------------------------
 

@@ -57,7 +57,6 @@ from pidurable.records._json import (
     VALUE_BYTES_MAX,
     TooLargeError,
     check_json,
-    copied,
     dumps,
     is_plain,
     join_path,
@@ -79,6 +78,7 @@ from pidurable.records._plain import (
     encode_usage as encode_usage,
     encode_wait as encode_wait,
 )
+from pidurable.records._readonly import JsonArray, JsonObject, copied_json
 
 Extra = Mapping[type, tuple[Callable[[Any], JsonValue], Callable[[JsonValue], Any]]]
 """For a type that the codec does not know: how to encode it, and how to decode it."""
@@ -199,7 +199,7 @@ class Codec:
 
     def _is_plain_subclass(self, cls: type) -> bool:
         """Tell whether a class is a container that is written as the plain one: a named tuple."""
-        if not issubclass(cls, dict | list | tuple):
+        if not issubclass(cls, dict | list | tuple | JsonObject | JsonArray):
             return False
         try:
             self.form(cls)
@@ -353,7 +353,7 @@ class Codec:
             return check_json(value, size_max=VALUE_BYTES_MAX, convert=convert)
 
         def decode(value: Any, _: Any) -> Any:
-            return copied(value)
+            return copied_json(value)
 
         def parts(value: Any, decoding: bool) -> Iterable[tuple[str | int | None, Any, Any]]:
             if isinstance(value, dict):
@@ -465,8 +465,8 @@ def is_plain_type(cls: type) -> bool:
 _PLAIN_TYPES = frozenset([dict, list, tuple, str, int, float, bool, type(None)])
 
 _LISTS: dict[type, tuple[type, tuple[type, ...]]] = {
-    list: (list, (list,)),
-    collections.abc.MutableSequence: (list, (list,)),
+    list: (list, (list, JsonArray)),
+    collections.abc.MutableSequence: (list, (list, JsonArray)),
     tuple: (tuple, (tuple,)),
     collections.abc.Sequence: (tuple, (tuple, list)),
     collections.abc.Collection: (tuple, (tuple, list)),

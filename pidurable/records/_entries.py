@@ -9,6 +9,7 @@ import attrs
 
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._messages import Message
+from pidurable.records._readonly import copied_json
 
 EntryT = TypeVar("EntryT")
 
@@ -133,8 +134,8 @@ class Entry:
 
     @property
     def data(self) -> Any:
-        """JSON, typed by the kind; raises like `messages`."""
-        return _looked_at(self._data)
+        """JSON, typed by the kind, as a copy of your own; raises like `messages`."""
+        return copied_json(_looked_at(self._data))
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -169,4 +170,4 @@ class Entry:
                 "cls", f"entry {self.id} is of kind {self.kind!r}, {cls.__name__} of {declared!r}"
             )
         assert self._decode is not None
-        return self._decode(self.data, cls)  # type: ignore[no-any-return]
+        return self._decode(_looked_at(self._data), cls)  # type: ignore[no-any-return]

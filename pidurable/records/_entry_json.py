@@ -40,7 +40,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "seq": entry.seq,
         "kind": entry.kind,
         "messages": [_message_json(message) for message in entry.messages],
-        "data": copied_json(entry.data),
+        "data": entry.data,
         "head": entry.head,
         "edits": [_edit_json(edit) for edit in entry.edits],
         "by_task": entry.by_task,

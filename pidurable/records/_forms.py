@@ -28,6 +28,7 @@ from uuid import UUID
 import attrs
 
 from pidurable.records._messages import JsonValue
+from pidurable.records._readonly import JsonObject
 
 Encode: TypeAlias = Callable[[Any], JsonValue]
 Decode: TypeAlias = Callable[[Any, Any], Any]
@@ -413,7 +414,7 @@ def dict_form(key: Form, key_type: Any, item: Form, item_type: Any) -> Form:
     encode_item, decode_item = item.encode, item.decode
 
     def encode(value: Any) -> JsonValue:
-        if isinstance(value, dict):
+        if isinstance(value, dict | JsonObject):
             return {encode_key(name): encode_item(each) for name, each in value.items()}
         raise Refused("expected a dict", value)
 
@@ -425,14 +426,15 @@ def dict_form(key: Form, key_type: Any, item: Form, item_type: Any) -> Form:
         }
 
     def parts(value: Any, decoding: bool) -> Iterable[tuple[str | int | None, Any, Any]]:
-        if isinstance(value, dict):
+        if isinstance(value, dict | JsonObject):
             for name, each in value.items():
                 yield (None, name, key_type)
                 if isinstance(name, str):
                     yield (name, each, item_type)
 
     kinds = frozenset(["object"])
-    return Form(encode=encode, decode=decode, kinds=kinds, python=(dict,), parts=parts)
+    python = (dict, JsonObject)
+    return Form(encode=encode, decode=decode, kinds=kinds, python=python, parts=parts)
 
 
 # --- unions -----------------------------------------------------------------------------------

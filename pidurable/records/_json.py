@@ -30,6 +30,7 @@ import attrs
 from pidurable.errors import NotJsonError, show
 from pidurable.records._limits import MIB, VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
+from pidurable.records._readonly import JsonArray, JsonObject
 
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**64 - 1
@@ -187,16 +188,6 @@ def loads_stored(text: str) -> JsonValue:
         raise NotJsonError("$", f"the stored text is damaged, {error}", show(text)) from error
 
 
-def copied(value: JsonValue) -> JsonValue:
-    """Copy the containers of a value that is strict JSON already, all the way down."""
-    kind = type(value)
-    if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
-    if kind is list:
-        return [copied(item) for item in value]
-    return value
-
-
 def join_path(path: str, key: str | int) -> str:
     """Name the place below `path`: `$.a`, `$["odd key"]`, `$[3]`."""
     if isinstance(key, str):
@@ -352,6 +343,8 @@ class _Copier:
             raise self._refusal("a number must be finite", show(float(value)))
         if isinstance(value, dict | list | tuple):
             return self._container(value)
+        if isinstance(value, JsonObject | JsonArray):
+            return self.copy(value.json())  # what a watch has shown
         if isinstance(value, _Unfit):
             raise self._refusal(value.problem, value.value)
         if self.convert is not None:

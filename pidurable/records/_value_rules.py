@@ -28,6 +28,7 @@ import attrs
 from pidurable.records._json import INTEGER_MAX, INTEGER_MIN, VALUE_BYTES_MAX
 from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
+from pidurable.records._readonly import view_of
 
 ItemT = TypeVar("ItemT")
 
@@ -203,7 +204,8 @@ _JSON = (
     ValueRule(
         name="json_types",
         statement="A value is None, a bool, an int, a float, a str, a list or a dict of these. "
-        "Tuples are written as lists, subclasses (a `StrEnum`, an `OrderedDict`) plainly.",
+        "Tuples are written as lists, subclasses (a `StrEnum`, an `OrderedDict`) and what a watch "
+        "has shown plainly.",
         accepted=(
             Accepted(value=None),
             Accepted(value=[True, False]),
@@ -212,6 +214,7 @@ _JSON = (
             Accepted(value=Point(1, 2), stored=[1, 2]),
             Accepted(value=OrderedDict(b=1, a=2), stored={"b": 1, "a": 2}),
             Accepted(value=[Word.YES, Cents(7)], stored=["yes", 7]),
+            Accepted(value=view_of({"shown": [1]}), stored={"shown": [1]}),
         ),
         refused=(
             Refused(value=lambda: {"a": [object()]}, below=".a[0]", says="object"),
@@ -485,6 +488,12 @@ _COMPOUNDS = (
                 type=dict[Colour, list[Decimal]],
             ),
             Accepted(value=[1], stored=[1], read=(1,), type=Sequence[int]),
+            Accepted(
+                value=view_of({"a": [1]}),
+                stored={"a": [1]},
+                read={"a": [1]},
+                type=dict[str, list[int]],
+            ),
         ),
         refused=(
             Refused(value=lambda: ["1"], type=list[int | None], below="[0]", says="an int"),

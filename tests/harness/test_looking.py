@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from pidurable import (
+    AgentChange,
     Extension,
     Harness,
     Registry,
@@ -495,3 +496,23 @@ async def test_waiting_for_an_abort_needs_no_start(tmp_path: Path) -> None:
 
     assert outcome.status == "aborted"
     assert code == "not_started"
+
+
+async def test_what_a_host_is_given_is_its_own() -> None:
+    """Changing it changes neither what is committed nor what others are given."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root(agent=AgentChange(model="a/b", tools=["read"]))
+        async with harness.commit() as tx:
+            tx.append(root.id, {"items": [1]}, kind="note")
+        async with root.watch() as watch:
+            (entry,) = watch.value.history
+            entry.data["items"].append(2)
+            root.agent()["tools"].append("write")
+            root.inbox().append("x")
+            root.usage()["models"]["m"] = {}
+            root.live()["calls"].append("x")
+
+            assert watch.value.history[0].data == {"items": [1]}
+            assert [each.data for each in await root.history()] == [{"items": [1]}]
+        assert root.agent()["tools"] == ["read"]
+        assert (root.inbox(), root.usage()["models"], root.live()["calls"]) == ([], {}, [])
