@@ -167,13 +167,15 @@ def _apply_one(value: JsonValue, op: Any) -> JsonValue:
         raise NotJsonError(pointer, f"expected one of {', '.join(_OPS)} as op", show(name))
     if name == "append" and not isinstance(op["value"], str):
         raise NotJsonError(pointer, "only a string can be appended", show(op["value"]))
-    if name in ("add", "replace"):
-        _check_depth(op["value"], segments, pointer)
-    return _change(value, segments, name, op.get("value"), pointer)
+    operand = op.get("value")
+    if name != "remove" and type(operand) in _CONTAINERS:
+        _check_depth(operand, segments, pointer)
+    return _change(value, segments, name, operand, pointer)
 
 
 _OPS = ("add", "remove", "replace", "move", "copy", "test", "append")
 _NEEDS_VALUE = ("add", "replace", "test", "append")
+_CONTAINERS = (dict, list)
 
 
 def _check_depth(value: JsonValue, segments: list[str], pointer: str) -> None:

@@ -411,7 +411,7 @@ class DocumentWork:
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_MEMBERS = ("op", "path", "from", "value")
+_MEMBERS = frozenset({"op", "path", "from", "value"})
 
 
 def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
@@ -420,12 +420,14 @@ def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
     Other members of an operation mean nothing (RFC 6902, section 4) and are left out. Each value is
     checked by itself, as its depth counts from where it goes and not from the list of operations.
     """
-    if not all(isinstance(op, dict) for op in ops):
-        odd = next(op for op in ops if not isinstance(op, dict))
-        raise NotJsonError("op", "an operation is an object with op and path", show(odd))
     copied: list[Any] = []
     for op in ops:
-        fields = {name: op[name] for name in _MEMBERS if name in op}
+        if not isinstance(op, dict):
+            raise NotJsonError("op", "an operation is an object with op and path", show(op))
+        if op.keys() <= _MEMBERS:
+            fields = {**op}
+        else:
+            fields = {name: value for name, value in op.items() if name in _MEMBERS}
         # The usual case is a scalar. What is in the strings is checked when the row is made.
         if type(fields.get("value")) not in _SCALARS:
             path = f"$<{address.name}>[{len(copied)}].value"

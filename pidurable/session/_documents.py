@@ -60,9 +60,11 @@ class DocumentDefinition:
     fork: Literal["initial", "current", "as_of"]
     family: bool
 
-    @property
-    def terms(self) -> Terms:
-        """What a document is stored with that this class writes."""
+    terms: Terms = attrs.field(init=False)
+    """What a document is stored with that this class writes."""
+
+    @terms.default
+    def _terms(self) -> Terms:
         return Terms(self.version, self.history, self.fork)
 
 
@@ -140,9 +142,8 @@ class DocState:
 
     id: int
     address: Address
-    version: int
-    history: str
-    fork: str
+    terms: Terms
+    """What it is stored with."""
     held: Any
     """The value, or what it has grown to."""
     base_bytes: int
@@ -161,9 +162,19 @@ class DocState:
         return plain(self.held)
 
     @property
-    def terms(self) -> Terms:
-        """What it is stored with."""
-        return Terms(self.version, self.history, self.fork)
+    def version(self) -> int:
+        """The version of the class that wrote it."""
+        return self.terms.version
+
+    @property
+    def history(self) -> str:
+        """Whether its past is kept."""
+        return self.terms.history
+
+    @property
+    def fork(self) -> str:
+        """What a fork does with it."""
+        return self.terms.fork
 
 
 @attrs.frozen
@@ -282,7 +293,7 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
         # What a copy adds is not in the operations.
         bound = _bytes_of(_json.dumps(value, path=f"$<{address.name}>"))
     terms = Terms(version, row.history, row.fork)
-    return DocState(row.id, address, *terms, value, base_bytes, delta_bytes, deltas, bound)
+    return DocState(row.id, address, terms, value, base_bytes, delta_bytes, deltas, bound)
 
 
 Rows = list[tuple[Op, tuple[Any, ...]]]
@@ -302,7 +313,7 @@ def create(
     size = _bytes_of(text)
     _check_size(address, size, settings)
     _report_size(address, 0, size, settings)
-    state = DocState(id, address, *terms, value, size, 0, 0, size)
+    state = DocState(id, address, terms, value, size, 0, 0, size)
     row = DocumentRow(
         id,
         address.name,
@@ -330,7 +341,7 @@ def change(
     """
     path = f"$<{state.address.name}>"
     rows: Rows = []
-    if terms[1:] != state.terms[1:]:
+    if terms is not state.terms and terms[1:] != state.terms[1:]:
         rows.append((Op.DOCUMENT_TERMS, (state.id, terms.history, terms.fork)))
     if terms.version == state.version and state.deltas < DELTAS_MAX:
         text = _delta_text(ops, path)
@@ -345,7 +356,7 @@ def change(
             after = DocState(
                 state.id,
                 state.address,
-                *terms,
+                terms,
                 held,
                 state.base_bytes,
                 delta_bytes,
@@ -359,7 +370,7 @@ def change(
     size = _bytes_of(base)
     _check_size(state.address, size, settings)
     _report_size(state.address, state.base_bytes, size, settings)
-    after = DocState(state.id, state.address, *terms, value, size, 0, 0, size)
+    after = DocState(state.id, state.address, terms, value, size, 0, 0, size)
     rows.append((Op.REVISION, RevisionRow(state.id, seq, 1, terms.version, base)))
     if terms.history == "latest":
         rows.append((Op.REVISIONS_DELETE, (state.id, seq)))
@@ -367,7 +378,10 @@ def change(
 
 
 def _copies(ops: list[Any]) -> bool:
-    return any(op["op"] == "copy" for op in ops)
+    for op in ops:  # noqa: SIM110 - every change of a document comes here
+        if op["op"] == "copy":
+            return True
+    return False
 
 
 def _delta_text(ops: list[Any], path: str) -> str | None:
