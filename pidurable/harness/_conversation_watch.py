@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-import attrs
-
 from pidurable.agent._documents import LiveDocument, address_of
 from pidurable.errors import PidurableError
 from pidurable.harness._events import Event, events_of
@@ -30,7 +28,7 @@ from pidurable.records._entries import Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._document_watch import at_one_point
-from pidurable.session._documents import SCOPES, definition_of, migrated
+from pidurable.session._documents import SCOPES, DocChange, definition_of, migrated
 from pidurable.session._grown import plain
 from pidurable.session._watch import Hub, Watch
 
@@ -45,15 +43,17 @@ _SCOPE = SCOPES["conversation"]
 _LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 
 
-@attrs.define(eq=False)
 class _Changes:
     """What one commit has done to one conversation."""
 
-    entries: list[Entry] = attrs.Factory(list)
-    submissions: list[SubmissionRecord] = attrs.Factory(list)
-    documents: dict[str, DocumentStep] = attrs.Factory(dict)
-    head: HeadPlace | None = None
-    """The newest head among the entries."""
+    __slots__ = ("documents", "entries", "head", "submissions")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.submissions: list[SubmissionRecord] = []
+        self.documents: dict[str, DocumentStep] = {}
+        self.head: HeadPlace | None = None
+        """The newest head among the entries."""
 
     def add(self, entry: Entry) -> None:
         """One more entry."""
@@ -61,16 +61,16 @@ class _Changes:
         if entry.head is not None:
             self.head = HeadPlace(entry.id, entry.head)
 
-    def folded(self, later: _Changes) -> _Changes:
-        """These and later ones as one, as far as a view shows them."""
-        entries = self.entries
-        entries += later.entries
-        if len(entries) > _LATE_ENTRIES_MAX:
-            # Of more than a page only the newest are shown.
-            del entries[: -VIEW_PAGE_ENTRIES - 1]
-        self.documents.update(later.documents)
-        self.head = later.head or self.head
-        return self
+    def change(self, change: DocChange) -> None:
+        """One more change of a document."""
+        name, after = change.address.name, change.held_after
+        # Retired and created anew in one commit is a change like any other, told as a whole.
+        standing = self.documents.get(name)
+        before = change.held_before if standing is None else standing.held_before
+        whole = before is None or after is None or standing is not None
+        self.documents[name] = DocumentStep(
+            held_before=before, held_after=after, ops=None if whole else change.ops
+        )
 
 
 @final
@@ -99,7 +99,10 @@ class Told:
 
 
 class _Watched:
-    """One conversation, for as long as somebody watches it."""
+    """One conversation, for as long as somebody watches it.
+
+    While nobody takes frames, because all have fallen behind, a commit only notes what it did.
+    """
 
     def __init__(self, view: ConversationView, seq: int, forget: Callable[[], None]) -> None:
         def left(_: Hub[Any]) -> None:
@@ -107,6 +110,7 @@ class _Watched:
                 forget()
 
         self._view = view
+        self._seq = seq
         self._late: _Changes | None = None
         """What came since the view was made, while nobody took a frame."""
         self.views: Hub[ConversationView] = Hub(
@@ -117,35 +121,50 @@ class _Watched:
         )
 
     @property
-    def view(self) -> ConversationView:
-        """The newest view."""
+    def active(self) -> bool:
+        """Whether anybody takes the next frame."""
+        return self.views.active or self.told.active
+
+    def late(self, seq: int) -> _Changes:
+        """Where a commit notes what it does, while nobody takes frames."""
+        self._seq = seq
+        late = self._late
+        if late is None:
+            late = self._late = _Changes()
+            self.views.postpone(self._newest)
+            self.told.postpone(self._standing)
+        elif len(late.entries) > _LATE_ENTRIES_MAX:
+            # Of more than a page only the newest are shown, and whether there are others.
+            del late.entries[: -VIEW_PAGE_ENTRIES - 1]
+        return late
+
+    def _newest(self) -> tuple[int, ConversationView]:
         if self._late is not None:
             self._view, self._late = _next_view(self._view, self._late), None
-        return self._view
+        return self._seq, self._view
 
-    def _standing(self) -> Told:
-        """The newest view, and nothing to tell of it."""
-        return Told(self.view, _Changes())
+    def _standing(self) -> tuple[int, Told]:
+        """Where it stands, and nothing to tell of it: for who begins to follow, or fell behind."""
+        seq, view = self._newest()
+        return seq, Told(view, _Changes())
 
     def publish(self, seq: int, changes: _Changes) -> None:
-        """Tell all who take frames; those who do not cost a commit a note of what it did."""
-        views, told = self.views, self.told
-        if views.active or told.active:
-            before = self.view
-            after = self._view = _next_view(before, changes)
-        else:
-            self._late = changes if self._late is None else self._late.folded(changes)
+        """Tell those who take frames."""
+        _, before = self._newest()
+        after = before
         if changes.entries or changes.documents:
-            if views.active:
+            after = self._view = _next_view(before, changes)
+            self._seq = seq
+            if self.views.active:
                 added, steps = len(changes.entries), changes.documents
-                views.publish(seq, after, lambda: patch_between(before, after, added, steps))
-            else:
-                views.postpone(seq, lambda: self.view)
-        if told.active:
+                self.views.publish(seq, after, lambda: patch_between(before, after, added, steps))
+            elif not self.views.postponed:
+                self.views.postpone(self._newest)
+        if self.told.active:
             if changes.entries or changes.submissions or _LIVE in changes.documents:
-                told.publish(seq, Told(after, changes), None)
-        else:
-            told.postpone(seq, self._standing)
+                self.told.publish(seq, Told(after, changes), None)
+        elif not self.told.postponed:
+            self.told.postpone(self._standing)
 
     def end(self, error: PidurableError | None) -> None:
         self.views.end(error)
@@ -247,26 +266,36 @@ class ConversationWatches:
             return
         touched: dict[int, _Changes] = {}
         for entry in tx.entries:
-            if entry.conversation_id in watched:
-                touched.setdefault(entry.conversation_id, _Changes()).add(entry)
+            place = watched.get(entry.conversation_id)
+            if place is not None:
+                self._changes(tx, place, entry.conversation_id, touched).add(entry)
         for record in tx.submissions.values():
-            if record.conversation_id in watched:
-                touched.setdefault(record.conversation_id, _Changes()).submissions.append(record)
+            id = record.conversation_id
+            place = watched.get(id)
+            # No view shows them, so who comes late needs nothing of them.
+            if place is not None and place.active:
+                self._changes(tx, place, id, touched).submissions.append(record)
         for change in tx.doc_changes:
             address, id = change.address, change.address.scope_id
-            if address.scope != _SCOPE or id not in watched or address.name not in SHOWN_NAMES:
+            if address.scope != _SCOPE or address.name not in SHOWN_NAMES:
                 continue
-            documents = touched.setdefault(id, _Changes()).documents
-            # Retired and created anew in one commit is a change like any other, told as a whole.
-            standing = documents.get(address.name)
-            before = change.held_before if standing is None else standing.held_before
-            after = change.held_after
-            whole = before is None or after is None or standing is not None
-            documents[address.name] = DocumentStep(
-                held_before=before, held_after=after, ops=None if whole else change.ops
-            )
+            place = watched.get(id)
+            if place is not None:
+                self._changes(tx, place, id, touched).change(change)
         for id, changes in touched.items():
             watched[id].publish(tx.seq, changes)
+
+    @staticmethod
+    def _changes(
+        tx: Transaction, place: _Watched, id: int, touched: dict[int, _Changes]
+    ) -> _Changes:
+        """Where to note what a commit does to a conversation."""
+        if not place.active:
+            return place.late(tx.seq)
+        found = touched.get(id)
+        if found is None:
+            found = touched[id] = _Changes()
+        return found
 
     def _end(self, error: PidurableError | None) -> None:
         ended, self._watched = self._watched, {}

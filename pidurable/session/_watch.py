@@ -257,8 +257,8 @@ class Hub(Generic[V]):
             on_empty: Called with the hub when its last watcher has left, to forget it.
         """
         self._value = value
-        self._make: Callable[[], V] | None = None
-        """Gives the value, where nobody has asked for it since it changed."""
+        self._make: Callable[[], tuple[int, V]] | None = None
+        """Gives `seq` and `value`, where nobody has asked for them since they changed."""
         self.seq = seq
         self.to_json = to_json
         self._on_empty = on_empty
@@ -273,8 +273,13 @@ class Hub(Generic[V]):
         """The newest value."""
         make = self._make
         if make is not None:
-            self._value, self._make = make(), None
+            (self.seq, self._value), self._make = make(), None
         return self._value
+
+    @property
+    def postponed(self) -> bool:
+        """Whether the newest value is made when somebody comes for it."""
+        return self._make is not None
 
     @property
     def size(self) -> int:
@@ -286,15 +291,16 @@ class Hub(Generic[V]):
         """Whether anybody gets the next frame. Where nobody does, `postpone` is enough."""
         return bool(self._active)
 
-    def postpone(self, seq: int, make: Callable[[], V]) -> None:
-        """Have a new value that is made when somebody asks for it: whoever falls behind, or joins.
+    def postpone(self, make: Callable[[], tuple[int, V]]) -> None:
+        """Let the newest value be made when somebody comes for it. Nobody takes frames now.
+
+        Until then nothing has to be told of further changes.
 
         Args:
-            seq: The number of the commit.
-            make: Gives the newest value of the time at which it is called.
+            make: Gives the newest value, and the number of its commit, when it is called.
         """
         check(not self._active, "a value that somebody waits for was postponed")
-        self.seq, self._make, self._whole = seq, make, None
+        self._make, self._whole = make, None
 
     def join(self, seq: int) -> Watch[V]:
         """Begin to watch, with everything that is published after commit `seq`."""
@@ -328,8 +334,9 @@ class Hub(Generic[V]):
     def caught_up(self, watch: Watch[V]) -> Frame[V]:
         """A watcher that had fallen behind takes the newest value, and frames from here on."""
         self._active[watch] = None
+        value = self.value
         if self._whole is None:
-            self._whole = Frame(self.seq, self.value, whole=True, to_json=self.to_json)
+            self._whole = Frame(self.seq, value, whole=True, to_json=self.to_json)
         return self._whole
 
     def end(self, error: PidurableError | None = None) -> None:
