@@ -508,7 +508,49 @@ async def test_a_stalled_view_is_one_whole_frame_and_holds_no_old_pages() -> Non
             assert len([view for view in views if view.record == root.record]) <= 3
             (frame,) = taken(watch)
             assert frame.whole
+            assert frame.seq == harness.session.line.published_seq
             assert patched(first, [frame]) == await view_of(root)
+
+
+async def test_what_is_noted_for_stalled_watchers_is_bounded(autojump_clock: MockClock) -> None:
+    """Of what passes while nobody takes frames a page is kept, and no submission."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        async with root.watch() as watch, root.events() as events:
+            await anext(events)
+            for _ in range(WATCH_FRAMES_MAX + 1):
+                await note(harness, root)
+            watched = harness.watches._watched[root.id]
+            for _ in range(30):
+                await note(harness, root, 50)
+                assert watched._late is not None
+                assert len(watched._late.entries) <= 3 * VIEW_PAGE_ENTRIES
+            settled = await (await root.submit("nobody answers")).wait()
+            assert settled.status == "unanswered"
+            assert watched._late is not None
+            assert watched._late.submissions == []
+            (frame,) = taken(watch)
+            ((snapshot,),) = [await anext(events)]
+
+        assert frame.json() == await view_of(root)
+        assert list(frame.value.history) == list(snapshot.entries) == await root.history()
+
+
+async def test_events_that_are_followed_keep_a_stalled_view_new(autojump_clock: MockClock) -> None:
+    """A view that nobody takes is the newest when it is taken, while others take the events."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        async with root.watch() as watch, root.events() as events:
+            await anext(events)
+            for _ in range(WATCH_FRAMES_MAX + 20):
+                last = await note(harness, root)
+                (told,) = await anext(events)
+                assert told.entry.id == last
+            (frame,) = taken(watch)
+
+        assert frame.whole
+        assert frame.value.history[-1].id == last
+        assert frame.json() == await view_of(root)
 
 
 async def test_closing_ends_views_and_events_and_poison_raises() -> None:
