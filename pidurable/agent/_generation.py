@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from pidurable.agent._ask import NO_MODELS, next_try, no_model, stream_answer
+from pidurable.agent._ask import NO_MODELS, next_try, no_model
 from pidurable.agent._attempts import (
     append_attempt,
     append_result,
@@ -48,6 +48,7 @@ from pidurable.agent._prompt import (
     told_by,
     with_images,
 )
+from pidurable.agent._refused_images import answer_without_refused
 from pidurable.agent._services import AgentServices
 from pidurable.errors import (
     DocumentTooLargeError,
@@ -175,7 +176,9 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         request = await with_images(self._services.session, request)
         partial = PartialAnswer(services.progress, ctx.conversation_id, ctx.task_id)
         try:
-            answer = await stream_answer(self._services.session, models, request, partial)
+            answer, refusal = await answer_without_refused(
+                services.session, models, context, request, partial
+            )
         except ModelError as error:
             await self._failed(at, ctx, error, request, partial)
             return
@@ -187,6 +190,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         offered = {tool.name for tool in request.tools}
         try:
             async with ctx.commit() as tx:
+                if refusal is not None:
+                    refusal.keep(tx, ctx.conversation_id, at.model)
                 self._store_answer(tx, ctx, answer, offered)
         except (NotJsonError, DocumentTooLargeError) as too_much:
             # Larger than any value may be, or more calls than can be shown: the model's fault,

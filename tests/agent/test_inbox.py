@@ -295,21 +295,20 @@ async def test_an_item_that_a_provider_refuses_for_good_becomes_a_note(
     autojump_clock: MockClock,
 ) -> None:
     """An edit puts a note in its place, the record stays as it was, and the turn goes on."""
-    refusal = ScriptedError(kind="other", detail="image too large")
-    world = World(
-        Step(when=lambda _: bool(world.model.requests[-1].images), error=refusal), "better"
-    )
+
+    def refuses(_: Any) -> bool:
+        return "forbidden" in str(world.model.requests[-1].messages)
+
+    refusal = ScriptedError(kind="other", detail="content policy")
+    world = World(Step(when=refuses, error=refusal), "better")
 
     # C071
     async with world.open() as harness:
         root = await harness.root()
-        async with harness.commit() as tx:
-            name = tx.put_blob(b"huge")
-        image = ImageBlock(blob=name, media_type="image/png")
-        first = await (await root.submit([TextBlock(text="see"), image])).wait()
+        first = await ask(harness, "forbidden")
         (refused,) = [each for each in await root.history() if each.kind == "pi.user"]
         async with harness.commit() as tx:
-            note = note_in_place(refused, "an image that the provider refuses: image too large")
+            note = note_in_place(refused, "left out: the provider refused it")
             tx.append(root.id, kind="host.note", edits=[note])
         second = await ask(harness, "and now?", "r2")
         (again, *_) = [each for each in await root.history() if each.kind == "pi.user"]
@@ -317,10 +316,8 @@ async def test_an_item_that_a_provider_refuses_for_good_becomes_a_note(
     assert (first.status, first.reason) == ("unanswered", "model_error")
     assert second.text == "better"
     assert again == refused
-    sent = world.model.requests[-1]
-    assert sent.images == {}
-    assert [text_of(each.message) for each in sent.messages] == [
-        "[an image that the provider refuses: image too large]",
+    assert [text_of(each.message) for each in world.model.requests[-1].messages] == [
+        "[left out: the provider refused it]",
         "and now?",
     ]
 
