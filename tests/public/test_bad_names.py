@@ -27,7 +27,7 @@ from bad_world import (
     open_world,
 )
 
-from pidurable import AgentChange, Edit, ImageBlock, TextBlock, UserMessage
+from pidurable import AgentChange, Edit, ImageBlock, TextBlock, UserMessage, document
 from pidurable.errors import PidurableError
 
 TEXT_PAYLOADS = [
@@ -143,6 +143,19 @@ async def conversation_key(world: World, value: Any) -> Any:
     if isinstance(came, Refused):
         return came
     return world.harness.conversation(outcome.result).record.key
+
+
+async def fork_key(world: World, value: Any) -> Any:
+    if value is None:
+        return Refused(PidurableError("none is given"))
+
+    def twice(tx: Any) -> Any:
+        made = tx.fork(world.conversation.id, key=value)
+        assert tx.fork(world.conversation.id, key=value) == made
+        return made
+
+    came = await commit(world, twice)
+    return came if isinstance(came, Refused) else world.harness.conversation(came).record.key
 
 
 async def principal(world: World, value: Any) -> Any:
@@ -306,6 +319,7 @@ TEXT_DOORS = [
     entry_kind,
     task_key,
     conversation_key,
+    fork_key,
     principal,
     signal_name,
     signal_key,
@@ -352,6 +366,17 @@ async def submit_with(world: World, **options: Any) -> Any:
 async def append_with(world: World, **options: Any) -> Any:
     async with world.harness.commit() as tx:
         return tx.append(options.pop("to", world.conversation.id), 1, kind="k", **options)
+
+
+async def fork_with(world: World, of: Any, at: Any) -> Any:
+    async with world.harness.commit() as tx:
+        return tx.fork(of, at)
+
+
+@document("bad.page", history="rewindable")
+@attrs.define
+class Page:
+    text: str = ""
 
 
 async def patch_with(world: World, ops: Any) -> Any:
@@ -401,6 +426,11 @@ NOTHING_FITS = [
     ),
     choice("task", lambda w, v: look_for(lambda: w.harness.task(v))),
     choice("conversation", lambda w, v: look_for(lambda: w.harness.conversation(v))),
+    choice("fork_of", lambda w, v: fork_with(w, v, None)),
+    choice("fork_at", lambda w, v: fork_with(w, w.conversation.id, v or "x")),
+    choice("snapshot_of", lambda w, v: look_for(lambda: w.harness.snapshot(Box, v))),
+    choice("past_of", lambda w, v: unchecked(w.harness.snapshot_as_of)(Page, v, 1)),
+    choice("past_at", lambda w, v: unchecked(w.harness.snapshot_as_of)(Page, w.conversation.id, v)),
     choice("abort_task", lambda w, v: w.harness.abort_task(v)),
     choice("retry_task", lambda w, v: w.harness.retry_task(v)),
     choice("resume_task", lambda w, v: w.harness.resume_task(v)),
