@@ -201,8 +201,9 @@ def stored_notes(storage: Storage, conversation: int) -> list[str]:
     ]
 
 
-PLACES = ("memory", "memory reopened", "sqlite", "sqlite reopened")
-"""Where a test of stored state runs: on each backend, in one session or in a new one each time."""
+PLACES = ("memory", "sqlite reopened")
+"""Where a test of stored state runs: from what a session keeps in memory, and from what a file
+gives to a new session each time. There are also "memory reopened" and "sqlite"."""
 
 
 class Place:
@@ -247,7 +248,7 @@ class Place:
 
 @asynccontextmanager
 async def open_place(name: str, folder: Path, **options: Any) -> AsyncIterator[Place]:
-    """One of `PLACES`, closed with the block."""
+    """A place by its name, as in `PLACES`, closed with the block."""
     place = Place(name, folder, options)
     try:
         yield place
