@@ -178,6 +178,28 @@ async def test_a_checkpoint_that_fails_is_reported_and_tried_again(
     assert storage.count("checkpoint") >= 3
 
 
+async def test_a_checkpoint_that_the_close_overtakes_is_not_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A store that is closed before its checkpoint begins leaves no warning behind."""
+    caplog.set_level(logging.WARNING)
+    storage = FaultyStorage(MemoryStorage())
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        storage.add(Fault.refuse("checkpoint"))
+
+        def many(tx: Transaction) -> None:
+            for _ in range(1_100):
+                tx.append(conversation, Note("x"))
+
+        await session.run(session.transaction(), many)
+        session.line.refuse_new()
+        await wait_all_tasks_blocked()
+
+    assert storage.count("checkpoint") >= 1
+    assert caplog.text == ""
+
+
 async def test_commits_share_a_flush_in_the_writer_thread(tmp_path: Path) -> None:
     """With a real thread and file, whoever comes while a batch is held shares the next one."""
     storage = FaultyStorage(SqliteStorage(tmp_path / "session.sqlite"))
