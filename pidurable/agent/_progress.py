@@ -1,9 +1,10 @@
 """Progress: what is streamed, shown as it comes, without a commit for each word.
 
 Buffers collect deltas in memory and mark themselves dirty; one flusher per session puts all dirty
-buffers into one commit per tick, and stretches the tick so that progress takes at most a tenth of
-the loop. Such a commit carries nothing but progress: it is shown once it survives the death of the
-process, and the next flushed commit makes it safe from a loss of power too. Holds at all times:
+buffers into one commit per tick, or into a few if they are many, and stretches the tick so that
+progress takes at most a tenth of the loop. Such a commit carries nothing but progress: it is shown
+once it survives the death of the process, and the next flushed commit makes it safe from a loss of
+power too. Holds at all times:
 
 * a closed buffer writes nothing more, also if a flush that took it is still waiting for the line;
 * what a buffer shows is bounded, whatever is streamed into it, and what the calls of a round show
@@ -42,6 +43,10 @@ from pidurable.tasks._transaction import TreeTransaction
 _SHARE = 20
 """A tick lasts at least this many times what the bodies of a flush take. A body is half of what
 progress costs the loop: after it the rows are made, and the documents published."""
+
+COMMIT_BUFFERS_MAX = 128
+"""Of more dirty buffers the rest goes into further commits: a thousand at once would keep the loop
+from everybody else for 40 ms."""
 
 PARTIAL_CHARACTERS_MAX = 256 * 1024
 """Of an answer that is being streamed, more than this is not shown before it is complete."""
@@ -114,16 +119,17 @@ class Progress:
             usual, before = min(before, self._took), self._took
 
     async def flush(self) -> None:
-        """Put everything dirty into one commit.
+        """Put everything dirty into one commit, or into a few.
 
         Raises:
             SessionPoisonedError, SessionClosedError: Nothing can be stored any more.
         """
-        buffers = list(self._dirty.values())
+        dirty = list(self._dirty.values())
         self._dirty.clear()
-        if not buffers:
-            return
+        for first in range(0, len(dirty), COMMIT_BUFFERS_MAX):
+            await self._flush_some(dirty[first : first + COMMIT_BUFFERS_MAX])
 
+    async def _flush_some(self, buffers: list[Buffer]) -> None:
         try:
             await self._commit(buffers)
         except DocumentTooLargeError:

@@ -12,8 +12,14 @@ from agent_world import MODEL, World, ask, calls, results, text_of, verify
 from hypothesis import given, strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.agent._documents import LiveDocument, update_doc
 from pidurable.agent._output import OutputCollector, bounded_output, clean_output
-from pidurable.agent._progress import PARTIAL_CHARACTERS_MAX, PartialAnswer, Progress
+from pidurable.agent._progress import (
+    COMMIT_BUFFERS_MAX,
+    PARTIAL_CHARACTERS_MAX,
+    PartialAnswer,
+    Progress,
+)
 from pidurable.agent._script import Step
 from pidurable.agent._services import AgentChange
 from pidurable.records import _json
@@ -132,6 +138,31 @@ async def test_a_flush_that_waited_long_does_not_hold_up_the_next(
 
     # 6.45 s after the input: the flusher was held up for 3 s, and would have been quiet for 30 s.
     assert shown["blocks"] == [{"type": "text", "text": "abcdef"}]
+
+
+async def test_many_answers_are_shown_by_a_few_commits() -> None:
+    """What a thousand streams show does not keep the loop in one piece."""
+    count = 2 * COMMIT_BUFFERS_MAX + 1
+    sizes: list[int] = []
+    world = World()
+
+    async with world.open() as harness:
+        async with harness.commit() as tx:
+            conversations = [tx.create_conversation() for _ in range(count)]
+            for id in conversations:
+                update_doc(tx, LiveDocument, id, run=1, generation=1)
+        progress = Progress(harness._runtime)
+        for id in conversations:
+            PartialAnswer(progress, id, 1).add("text", "word")
+        before = harness.session.line.published_seq
+        await progress.flush()
+        commits = harness.session.line.published_seq - before
+        for id in conversations:
+            partial = harness.conversation(id).live()["partial"]
+            sizes.append(len(partial["blocks"][0]["text"]))
+
+    assert commits == 3
+    assert sizes == [4] * count
 
 
 async def test_a_huge_answer_is_shown_in_part_and_stored_whole(autojump_clock: MockClock) -> None:
