@@ -40,6 +40,7 @@ from pidurable.agent._tool_result import (
 from pidurable.errors import (
     AbortRequestedError,
     InvocationEndedError,
+    NotJsonError,
     OutcomeUnknownError,
     SessionClosedError,
     SessionPoisonedError,
@@ -372,13 +373,23 @@ def _validated(tool: Tool[..., Any], arguments: Any) -> dict[str, Any]:
         ToolArgumentsError: They do not fit.
     """
     if not isinstance(arguments, dict):
-        raise ToolArgumentsError("the arguments are not a JSON object")
+        raise ToolArgumentsError(f"the arguments are not a JSON object{_why_not_json(arguments)}")
     try:
         return tool.validate(arguments)
     except ToolArgumentsError:
         raise
     except Exception as raised:  # validators of the tool's own types may raise anything
         raise ToolArgumentsError(_described(raised)) from raised
+
+
+def _why_not_json(arguments: Any) -> str:
+    """What breaks the rules in the text that a model wrote, so that it can mend it."""
+    if isinstance(arguments, str):
+        try:
+            _json.loads(arguments)
+        except NotJsonError as problem:
+            return f", {problem}"
+    return ""  # another value than an object, or only what was cleaned on its way to the store
 
 
 def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:
