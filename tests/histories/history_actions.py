@@ -32,7 +32,7 @@ from history_documents import (
 from history_model import Address, Line, Model, Place, State
 from history_values import changed, drawn, patched, pointers, same
 
-from pidurable.errors import DocumentTooNewError
+from pidurable.errors import DocumentTooNewError, NotFoundError
 from pidurable.records._entries import Edit
 from pidurable.records._messages import (
     AssistantMessage,
@@ -231,6 +231,31 @@ class Body:
             self.state.blobs[name] = data
             self.rare["image stored with its message"] += 1
         return (*texts, ImageBlock(blob=name, media_type="image/png"))
+
+    def stranger(self, conversation: int, random: Random) -> int | None:
+        """An entry that is not in a history: of another conversation, or beyond a fork point."""
+        inside = {line.id for line in self.state.history(conversation)}
+        others = [id for id in self.state.lines if id not in inside]
+        return random.choice(others) if others else None
+
+    async def _stranger(self, conversation: int, seed: int) -> None:
+        """What names an entry that is not in the history is refused where it is said."""
+        random, place = Random(seed), self._place(conversation)
+        other = self.stranger(place, random)
+        if other is None:
+            return
+        tries: tuple[Callable[[], object], ...] = (
+            lambda: self.tx.append(place, kind="histories.line", head=other),
+            lambda: self.tx.append(place, kind="histories.line", edits=(Edit(target=other),)),
+            lambda: self.tx.fork(place, other),
+        )
+        number = random.randrange(len(tries))
+        try:
+            tries[number]()
+        except NotFoundError:
+            self.rare[f"refused to {('head to', 'edit', 'fork at')[number]} a stranger"] += 1
+            return
+        raise HistoryError(f"conversation {place} was let to name entry {other} of another history")
 
     # --- forks -----------------------------------------------------------------------------
 

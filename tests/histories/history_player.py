@@ -17,23 +17,19 @@ from typing import Any
 import trio
 from expected_context import derive, first_difference as context_difference, turns_of
 from history_actions import Body, BoomError, HistoryError, answer, result
-from history_documents import ALL_KINDS, BY_NAME, FAMILY_KEYS, KINDS, VERSIONS, Kind, plain
-from history_model import Address, Line, Model, State
+from history_documents import BY_NAME, FAMILY_KEYS, KINDS, VERSIONS
+from history_judge import Judge
+from history_model import Address, Model, State
 from history_stage import Sitter, Stage
 from history_steps import Program
-from history_values import difference
 from history_watchers import PAGE, GraphWatcher, Target, View, Watcher, drawn_target
 from trio.testing import MockClock
 
-from pidurable.agent._models import ModelRequest, RequestMessage
-from pidurable.agent._strict import StrictRequestError, check_request
 from pidurable.errors import (
-    DocumentTooNewError,
     SessionPoisonedError,
     StorageRefusedError,
 )
-from pidurable.records._entries import Entry
-from pidurable.records._messages import TextBlock, ToolResultMessage, UserMessage
+from pidurable.records._messages import TextBlock, UserMessage
 from pidurable.testing import Fault
 
 HANG_SECONDS = 10_000.0
@@ -58,6 +54,7 @@ class Player:
         self.rare: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.random = Random(f"{seed}/judge")
+        self.judge = Judge(goal, self.model, self.stage, self.counts, self.rare, self.random)
         self.step = -1
         self.ids = 0
         self.homes: dict[int, int] = {}
@@ -110,7 +107,7 @@ class Player:
                 # What a lost batch drew, nobody has seen.
                 self.ids = max((0, *state.places, *state.lines, *state.tasks))
                 if self.counts["openings"] > 1:
-                    await self._judge_whole("after opening")
+                    await self.judge.judge_whole("after opening", cold=self.over)
                 if self.goal == "watches":
                     await self._watch_graph()
                 while left:
@@ -122,7 +119,7 @@ class Player:
                         break
                     await self._judge_step()
                 else:
-                    await self._judge_whole("at the end")
+                    await self.judge.judge_whole("at the end", cold=self.over)
         except SessionPoisonedError:
             if self.stage.harness.session.line.poison is None:
                 raise
@@ -597,15 +594,7 @@ class Player:
     # --- judging ---------------------------------------------------------------------------
 
     async def _look(self, *_: int) -> None:
-        """The past of a few entries, warm: what the session keeps in memory may answer."""
-        state = self.model.published
-        lines = [(place, line) for place in state.places for line in state.history(place)]
-        for place, line in self.random.sample(lines, min(LOOKS, len(lines))):
-            for kind in KINDS:
-                if kind.rewindable:
-                    version = self.random.randint(1, VERSIONS)
-                    key = self.random.choice(FAMILY_KEYS) if kind.family else ""
-                    await self._judge_past(place, line, kind, version, key)
+        await self.judge.look()
 
     async def _judge_step(self) -> None:
         if self.broken is not None:
@@ -613,123 +602,14 @@ class Player:
         if self.goal == "context":
             places = list(self.model.published.places)
             some = self.random.sample(places, min(PLACES, len(places)))
-            await self._judge_contexts(some, cutoffs=1)
-
-    async def _judge_whole(self, when: str) -> None:
-        """Everything there is, in today's shape."""
-        try:
-            state = self.model.published
-            if self.goal == "rewind":
-                self._judge_now(state)
-                if self.over or self.random.random() < 0.3:
-                    await self._judge_all_past(state)
-            for place in state.places:
-                await self._judge_history(state, place)
-            for name, data in state.blobs.items():
-                if await self.stage.harness.blob(name) != data:
-                    raise HistoryError(f"the blob {name} is not what was put")
-            if self.goal == "context":
-                await self._judge_contexts(list(state.places), cutoffs=2)
-        except HistoryError as error:
-            raise HistoryError(f"{when}: {error}") from error
-
-    def _judge_now(self, state: State) -> None:
-        session = self.stage.harness.session
-        addresses = set(state.docs)
-        for kind in ALL_KINDS:
-            if kind.scope == "conversation":
-                keys = FAMILY_KEYS if kind.family else ("",)
-                addresses |= {(kind.name, place, key) for place in state.places for key in keys}
-        for name, owner, key in sorted(addresses):
-            found = plain(session.snapshot(BY_NAME[name].classes[-1], owner, key=key))
-            expected = state.shown((name, owner, key), BY_NAME[name].newest)
-            self.counts["values"] += 1
-            told = difference(expected, found)
-            if told:
-                raise HistoryError(f"the document {name} of {owner} {key!r} now: {told}")
-
-    async def _judge_all_past(self, state: State) -> None:
-        for place in state.places:
-            for line in state.history(place):
-                self.counts["entries"] += 1
-                for kind in ALL_KINDS:
-                    if kind.rewindable:
-                        for key in FAMILY_KEYS if kind.family else ("",):
-                            await self._judge_past(place, line, kind, kind.newest, key)
-
-    async def _judge_past(self, place: int, line: Line, kind: Kind, version: int, key: str) -> None:
-        """What a document was at an entry, as code of a version sees it."""
-        then = self.model.past.states[line.seq]
-        address = (kind.name, line.conversation, key)
-        session = self.stage.harness.session
-        cls = kind.classes[version - 1]
-        where = f"{kind.name} {key!r} of conversation {place} as of entry {line.id} (v{version})"
-        self.counts["values"] += 1
-        if then.too_new(address, version):
-            try:
-                await session.snapshot_as_of(cls, place, line.id, key=key)
-            except DocumentTooNewError:
-                self.rare["as of, too new"] += 1
-                return
-            raise HistoryError(f"{where}: a newer version was given to older code")
-        found = plain(await session.snapshot_as_of(cls, place, line.id, key=key))
-        expected = then.shown(address, version)
-        told = difference(expected, found)
-        if told:
-            raise HistoryError(f"{where}: {told}")
-        self._count_past(then, address, version)
-
-    def _count_past(self, then: State, address: Address, version: int) -> None:
-        doc, now = then.docs.get(address), self.model.published.docs.get(address)
-        if doc is None:
-            return
-        if now is None:
-            self.rare["as of, retired since"] += 1
-        elif now.life != doc.life:
-            self.rare["as of, an earlier incarnation"] += 1
-        if doc.version < version:
-            self.rare["as of, through a migration"] += 1
-
-    async def _judge_history(self, state: State, place: int) -> None:
-        record, known = self.stage.harness.session.conversation(place), state.places[place]
-        parts = (record.parent, record.parent_entry, record.owner, record.principal)
-        if parts != (known.parent, known.parent_entry, known.owner, known.principal):
-            raise HistoryError(f"conversation {place}: expected {known}, found {record}")
-        expected = state.history(place)
-        found = await self.stage.harness.session.history(place, limit=100_000)
-        told = difference([line.id for line in expected], [entry.id for entry in found])
-        if told:
-            raise HistoryError(f"the history of conversation {place}: {told}")
-        for line, entry in zip(expected, found, strict=True):
-            if _parts(entry) != (line.messages, line.data, line.head, line.edits):
-                raise HistoryError(f"entry {line.id}: expected {line}, found {entry}")
-
-    async def _judge_contexts(self, places: list[int], *, cutoffs: int) -> None:
-        state = self.model.published
-        for place in places:
-            history = state.history(place)
-            await self._judge_context(place, history, None)
-            for _ in range(cutoffs if history else 0):
-                await self._judge_context(place, history, self.random.choice(history).id)
-
-    async def _judge_context(self, place: int, history: list[Line], cutoff: int | None) -> None:
-        where = f"the context of conversation {place}, cutoff {cutoff}"
-        self.counts["contexts"] += 1
-        messages = await self.context(place, cutoff)
-        told = context_difference(derive(history, cutoff), turns_of(messages))
-        if told:
-            raise HistoryError(f"{where}: {told}")
-        try:
-            check_request(_request(messages))
-        except StrictRequestError as error:
-            raise HistoryError(f"{where}: {error}") from error
+            await self.judge.judge_contexts(some, cutoffs=1)
 
     async def _read_meanwhile(self) -> None:
         """A context that is read while commits are on their way is that of one moment."""
         first, state = len(self.log), self.model.published
         place = self.random.choice(list(state.places))
         try:
-            found = turns_of(await self.context(place, None))
+            found = turns_of(await self.judge.context(place, None))
         except SessionPoisonedError:
             return
         moments = [state, *(after for _, _, after in self.log[first:])]
@@ -737,50 +617,6 @@ class Player:
         if all(told):
             raise HistoryError(f"the context of conversation {place}, read meanwhile: {told[-1]}")
         self.rare["context read among commits"] += 1
-
-    async def context(self, place: int, cutoff: int | None) -> list[Any]:
-        return list(await self.stage.harness.session.context(place, cutoff=cutoff))
-
-
-def _parts(entry: Entry) -> tuple[Any, ...]:
-    edits = tuple((edit.target, edit.messages) for edit in entry.edits)
-    return entry.messages, entry.data, entry.head, edits
-
-
-def _request(messages: list[Any]) -> ModelRequest:
-    """A request with these messages and a question at the end."""
-    question = RequestMessage(
-        message=UserMessage(blocks=(TextBlock(text="and now?"),), at_us=1), entry=None
-    )
-    sent = tuple(
-        RequestMessage(
-            message=item.message,
-            entry=item.message.call[0]
-            if isinstance(item.message, ToolResultMessage)
-            else item.entry,
-        )
-        for item in messages
-    )
-    return ModelRequest(model="m", messages=(*sent, question))
-
-
-# --- one history, from outside ---------------------------------------------------------------
-
-
-def play(goal: str, program: Program, seed: int, path: Path | None = None) -> Player:
-    """Play a history to its end.
-
-    Raises:
-        HistoryError: The product and the model differ; the text says where.
-    """
-    player = Player(goal, seed, path)
-
-    async def main() -> None:
-        with trio.fail_after(HANG_SECONDS):
-            await player.play(program)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-    return player
 
 
 def first_difference(

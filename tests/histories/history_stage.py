@@ -18,10 +18,12 @@ from pidurable.session._seams import InlineBlocking, SeededRandomness, TrioClock
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, nothing_to_undo, phase
-from pidurable.testing import FaultyStorage
+from pidurable.testing import FaultyStorage, ReopeningStorage
 
 RETRY_SECONDS = 2.0
 FOREVER = 1e9
+REOPENED_EVERY = 7
+"""Every so many seeds the storage in memory is opened again after every batch."""
 
 
 @attrs.frozen
@@ -119,6 +121,8 @@ class Stage:
         inner: Storage
         if self._path is None:
             inner = self._memory.reopen()
+            if self._seed % REOPENED_EVERY == 1:
+                inner = ReopeningStorage(inner, lambda _: self._memory.reopen())
         else:
             inner = SqliteStorage(self._path, durability="process")
         self.storage = FaultyStorage(inner)
@@ -146,12 +150,13 @@ class Stage:
 
     async def seat(self, task_id: int) -> Seat:
         """The running phase of a live task, once it runs."""
-        for _ in range(5):
+        for _ in range(60):
             if task_id in SEATS:
                 return SEATS[task_id]
             await wait_all_tasks_blocked()
-            # Held back after a refusal, until a probe was stored.
-            await trio.sleep(2.0)
+            # Held back after a refusal, until a probe was stored; or suspected of the deaths of the
+            # process, and tried alone, one after the other.
+            await trio.sleep(10.0)
         raise AssertionError(
             f"task {task_id} does not come to run: {self.harness.explain(task_id)}"
         )

@@ -30,6 +30,7 @@ ACTIONS: dict[str, tuple[int, tuple[int, ...]]] = {
     "fork_here": (1, (MANY, MANY)),  # at an entry that the same commit appends
     "new": (1, ()),
     "agent": (1, (MANY, MANY)),  # conversation, seed
+    "stranger": (1, (MANY, MANY)),  # conversation, seed: names an entry of another history
 }
 
 STEPS: dict[str, int] = {

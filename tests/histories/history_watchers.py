@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 import trio
-from history_documents import AGENT, BY_NAME, VERSIONS
+from history_documents import AGENT, BY_NAME, VERSIONS, plain
 from history_model import Address, Line, State
 from history_values import difference, patched_in_place
 
@@ -386,6 +386,10 @@ class Watcher:
         told = difference(expected, None if value is None else self.target.seen(value))
         if told:
             raise WatchError(f"{self.target}, frame {frame.seq}: {told}")
+        if isinstance(self.target, Target):
+            told = difference(expected, plain(frame.read()))
+            if told:
+                raise WatchError(f"{self.target}, frame {frame.seq} as its class: {told}")
         told = difference(value, self.value)
         if told:
             raise WatchError(f"{self.target}, the patches up to frame {frame.seq}: {told}")

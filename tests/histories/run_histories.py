@@ -68,6 +68,13 @@ RARE = {
         "stored in a newer version",
         "refused as too new",
         "aborted task",
+        "cancelled in its body",
+        "cancelled as its body ended",
+        "stored, then cancelled",
+        "refused to head to a stranger",
+        "refused to edit a stranger",
+        "refused to fork at a stranger",
+        "refused to look as of a stranger",
         "more changes than deltas stand on a base",
     ),
     "watches": (
