@@ -34,12 +34,12 @@ class HistoryTooth:
     goal: str
     """Which histories are to find it."""
     module: str
-    """Below `pidurable/session`."""
+    """Below `pidurable`."""
     changes: tuple[tuple[str, str], ...]
     """What is looked for (blanks and line ends count as one blank), and what it becomes."""
 
     def plant(self, package: Path) -> None:
-        path = package / "session" / self.module
+        path = package / self.module
         text = path.read_text()
         for find, become in self.changes:
             pattern = r"\s+".join(re.escape(part) for part in find.split())
@@ -57,7 +57,7 @@ TEETH = (
     HistoryTooth(
         name="write a base without its last delta",
         goal="rewind",
-        module="_documents.py",
+        module="session/_documents.py",
         changes=(
             ("base = _json.dumps(value, path=path)", "base = _json.dumps(state.value, path=path)"),
         ),
@@ -65,13 +65,13 @@ TEETH = (
     HistoryTooth(
         name="read the past off by one",
         goal="rewind",
-        module="_session.py",
+        module="session/_session.py",
         changes=(("address, row.seq, )", "address,\n            row.seq - 1,\n        )"),),
     ),
     HistoryTooth(
         name="copy the current value into a fork for as_of",
         goal="rewind",
-        module="_fork_work.py",
+        module="session/_fork_work.py",
         changes=(
             (
                 'if policy == "current" or (policy == "as_of" and fork.seq is None):',
@@ -82,27 +82,50 @@ TEETH = (
     HistoryTooth(
         name="keep what a failed batch has staged",
         goal="rewind",
-        module="_session.py",
+        module="session/_session.py",
         changes=(
             ("def revert(self) -> None: self._staged = Staged()", "def revert(self) -> None:"),
         ),
     ),
     HistoryTooth(
+        name="show the document of today in the past",
+        goal="rewind",
+        module="session/_documents.py",
+        changes=(
+            (
+                "storage.document_as_of(address.scope_id, address.name, address.key, seq=seq)",
+                "storage.document(*address)",
+            ),
+        ),
+    ),
+    HistoryTooth(
+        name="forget what is before a base of a rewindable document",
+        goal="rewind",
+        module="session/_documents.py",
+        changes=(('if terms.history == "latest":', "if True:"),),
+    ),
+    HistoryTooth(
+        name="count entries of the parent behind the fork point",
+        goal="rewind",
+        module="session/_forks.py",
+        changes=(("cut = current.parent_entry + 1", "cut = 2**62"),),
+    ),
+    HistoryTooth(
         name="let a migration change what is stored",
         goal="rewind",
-        module="_documents.py",
+        module="session/_documents.py",
         changes=(("copy.deepcopy(", "("),),
     ),
     HistoryTooth(
         name="give an overflow frame without its value",
         goal="watches",
-        module="_watch.py",
-        changes=(("Frame(self.seq, self.value, whole=True", "Frame(self.seq, None, whole=True"),),
+        module="session/_watch.py",
+        changes=(("Frame(self.seq, value, whole=True", "Frame(self.seq, None, whole=True"),),
     ),
     HistoryTooth(
         name="publish to watches before the commit is durable",
         goal="watches",
-        module="_session.py",
+        module="session/_session.py",
         changes=(
             (
                 "self._staged.add(draft)",
@@ -114,7 +137,7 @@ TEETH = (
     HistoryTooth(
         name="keep one frame more than a hundred",
         goal="watches",
-        module="_watch.py",
+        module="session/_watch.py",
         changes=(
             (
                 "if len(self._frames) >= WATCH_FRAMES_MAX:",
@@ -125,19 +148,25 @@ TEETH = (
     HistoryTooth(
         name="forget a watcher that has fallen behind",
         goal="watches",
-        module="_watch.py",
-        changes=(("self._active[watch] = None\n        if self._whole", "if self._whole"),),
+        module="session/_watch.py",
+        changes=(("self._active[watch] = None\n        value = self.value", "value = self.value"),),
     ),
     HistoryTooth(
         name="leave out the last operation of a patch",
         goal="watches",
-        module="_document_watch.py",
+        module="session/_document_watch.py",
         changes=(("patch_of(before, after, ops)", "patch_of(before, after, ops[:-1] or ops)"),),
+    ),
+    HistoryTooth(
+        name="leave in a view's patch what has left its page",
+        goal="watches",
+        module="harness/_views.py",
+        changes=(("for _ in range(left))", "for _ in range(0))"),),
     ),
     HistoryTooth(
         name="let a watch outlive its document",
         goal="watches",
-        module="_document_watch.py",
+        module="session/_document_watch.py",
         changes=(
             (
                 "hub.publish(tx.seq, None, None)\n                    hub.end()",
@@ -148,7 +177,7 @@ TEETH = (
     HistoryTooth(
         name="let the edit of an older entry win",
         goal="context",
-        module="_transcript.py",
+        module="session/_transcript.py",
         changes=(
             (
                 "edits[edit.target] = edit.messages or ()",
@@ -159,7 +188,7 @@ TEETH = (
     HistoryTooth(
         name="put a result into the slot of another call",
         goal="context",
-        module="_context.py",
+        module="session/_context.py",
         changes=(
             (
                 "place = self._places.get(item.message.call)",
@@ -170,7 +199,7 @@ TEETH = (
     HistoryTooth(
         name="let a head count that came after the cutoff",
         goal="context",
-        module="_history.py",
+        module="session/_history.py",
         changes=(
             (
                 "(member, end if bound is None else min(bound, end))",

@@ -16,9 +16,9 @@ QUICK = ("read the past off by one",)
 @pytest.mark.parametrize("tooth", TEETH, ids=lambda tooth: tooth.name)
 def test_a_history_tooth_can_be_planted(tooth: HistoryTooth, tmp_path: Path) -> None:
     """The texts that a tooth changes are there, exactly once, and what they become is Python."""
-    (tmp_path / "session").mkdir()
-    path = tmp_path / "session" / tooth.module
-    shutil.copy(CHECKOUT / "pidurable" / "session" / tooth.module, path)
+    path = tmp_path / tooth.module
+    path.parent.mkdir()
+    shutil.copy(CHECKOUT / "pidurable" / tooth.module, path)
 
     tooth.plant(tmp_path)
 
