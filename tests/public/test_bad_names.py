@@ -27,7 +27,16 @@ from bad_world import (
     open_world,
 )
 
-from pidurable import AgentChange, Edit, ImageBlock, TextBlock, UserMessage, document
+from pidurable import (
+    AgentChange,
+    Edit,
+    Entry,
+    ImageBlock,
+    TextBlock,
+    UserMessage,
+    document,
+    note_in_place,
+)
 from pidurable.errors import PidurableError
 
 TEXT_PAYLOADS = [
@@ -385,6 +394,20 @@ async def patch_with(world: World, ops: Any) -> Any:
         tx.patch(Box, world.conversation.id, ops)
 
 
+async def put_bytes(world: World, data: Any) -> Any:
+    async with world.harness.commit() as tx:
+        return tx.put_blob("x" if isinstance(data, bytes) else data)
+
+
+def showing(blob: Any) -> UserMessage:
+    return UserMessage(blocks=(ImageBlock(blob=blob, media_type="a/b"),), at_us=1)
+
+
+async def note_with(world: World, why: Any) -> Any:
+    entry = Entry(id=1, conversation_id=world.conversation.id, seq=1, kind="k")
+    return note_in_place(entry, why if not isinstance(why, str) else f"\0{why}")
+
+
 def in_phase(name: str, action: Callable[[Any, Any], Awaitable[Any]]) -> Door:
     """A choice made by a task; what it stores before that is not the choice's."""
 
@@ -412,6 +435,10 @@ NOTHING_FITS = [
     choice("when_busy", lambda w, v: submit_with(w, when_busy=v)),
     choice("image", lambda w, v: w.conversation.submit([ImageBlock(blob=v, media_type="a/b")])),
     choice("block", lambda w, v: w.conversation.submit([v])),
+    choice("image_in_message", lambda w, v: append_with(w, messages=[showing(v)])),
+    choice("put_blob", put_bytes),
+    choice("blob", lambda w, v: w.harness.blob(v)),
+    choice("note", note_with),
     choice("message", lambda w, v: append_with(w, messages=[v])),
     choice(
         "thinking", lambda w, v: w.conversation.configure(unchecked(AgentChange)(thinking=v or "x"))
@@ -456,7 +483,11 @@ NOTHING_FITS = [
 ]
 """Doors for which no payload is right."""
 
-FITTING = {"wait_until": {"aware datetime"}, "deadline": {"aware datetime"}}
+FITTING = {
+    "wait_until": {"aware datetime"},
+    "deadline": {"aware datetime"},
+    "put_blob": {"bytearray", "memoryview"},
+}
 
 
 @pytest.mark.parametrize("door", NOTHING_FITS, ids=lambda door: door.__name__)
