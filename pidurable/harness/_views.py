@@ -146,7 +146,7 @@ class ConversationView:
     """The newest entries; a list of at most 200, with whether there are earlier ones."""
     head: HeadPlace | None
     """Where the model's context starts; None: at the first entry."""
-    _held: dict[str, Any] = attrs.field(repr=False, eq=lambda held: _plain_all(held))
+    _held: dict[str, Any] = attrs.field(alias="held", repr=False, eq=lambda held: _plain_all(held))
     """What is stored of the documents: a long text that grows is copied when somebody looks."""
 
     @property

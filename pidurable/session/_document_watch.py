@@ -12,7 +12,7 @@ a commit body that writes nothing, while nothing can be stored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -41,12 +41,13 @@ DocT = TypeVar("DocT")
 
 
 @final
-class DocumentView(Generic[DocT]):
+class DocumentView(Mapping[str, Any], Generic[DocT]):
     """A committed value of a document: its JSON, read-only, and the class that reads it.
 
     `view["items"][0]` looks into the JSON without copying it; `read()` gives an instance of the
     class, and `json()` plain JSON, each a copy of your own. A view keeps its value whatever becomes
-    of the document.
+    of the document. Any look at it raises `MigrationError` where an older class has written it and
+    `migrate` cannot read that.
     """
 
     __slots__ = ("_decode", "_definition", "_shown", "_state")
@@ -84,11 +85,24 @@ class DocumentView(Generic[DocT]):
         """Whether an older version of the class has written it."""
         return self._state.version != self._definition.version
 
-    def __getitem__(self, key: str) -> Any:
+    def _object(self) -> JsonObject:
         value = self.value
         if not isinstance(value, JsonObject):
-            raise TypeError(f"document {self._definition.name!r} holds {show(value)}, no object")
-        return value[key]
+            # A patch of its root may make anything of a document.
+            raise TypeError(
+                f"document {self._definition.name!r} holds {show(value)} and no object; "
+                "look at .value"
+            )
+        return value
+
+    def __getitem__(self, key: str) -> Any:
+        return self._object()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._object())
+
+    def __len__(self) -> int:
+        return len(self._object())
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DocumentView):

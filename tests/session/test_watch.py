@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -25,6 +28,7 @@ from pidurable.errors import (
     MigrationError,
     NestedCommitError,
     NotFoundError,
+    NotJsonError,
     SessionClosedError,
     SessionPoisonedError,
     StorageRefusedError,
@@ -32,11 +36,11 @@ from pidurable.errors import (
 from pidurable.records._limits import WATCH_FRAMES_MAX, Settings
 from pidurable.session._document_watch import DocumentView
 from pidurable.session._documents import document
-from pidurable.session._seams import Worker
+from pidurable.session._seams import ThreadBlocking, Worker
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.session._watch import Frame, Watch
-from pidurable.storage import MemoryStorage
+from pidurable.storage import MemoryStorage, SqliteStorage
 from pidurable.testing import Fault, FaultyStorage
 
 T = TypeVar("T")
@@ -197,6 +201,41 @@ async def test_a_patch_copies_what_a_commit_stored() -> None:
         assert session.snapshot(Counter) == Counter(count=1, log=["x"])
 
 
+async def test_a_document_is_shown_as_its_json() -> None:
+    """A view is a mapping that cannot be changed, equal to the JSON, and plain when copied."""
+    async with open_test_session(MemoryStorage()) as session:
+        await count_up(session)
+        await session.run(session.transaction(), append_log("x"))
+        async with session.watch(Counter) as watch, session.watch(Counter) as other:
+            view = watch.value
+            assert view is not None
+            assert {**view} == view == {"count": 1, "log": ["x"]}
+            assert (list(view), len(view), view.get("log"), "x" in view) == (
+                ["count", "log"],
+                2,
+                ["x"],
+                False,
+            )
+            assert view == other.value
+            assert not isinstance(view, MutableMapping)
+            assert "test.counter" in repr(view)
+            for copied in (view.json(), copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+                assert type(copied) is dict
+                copied["log"].append("mine")
+            assert copy.copy(view) is view
+            assert view.value == {"count": 1, "log": ["x"]}
+            with pytest.raises(TypeError, match="cannot be changed"):
+                view.value["log"].append("y")
+            ops = [{"op": "replace", "path": "", "value": [1]}]
+            await session.run(session.transaction(), lambda tx: tx.patch(Counter, None, ops))
+            frame = await anext(watch)
+            assert frame.json() == [1]
+            with pytest.raises(TypeError, match=r"holds \[1\] and no object"):
+                len(frame.value)
+            with pytest.raises(NotJsonError):
+                frame.read()
+
+
 # --- one point of the line --------------------------------------------------------------------
 
 
@@ -303,6 +342,57 @@ async def test_a_watch_joins_between_the_commits_of_a_group() -> None:
                     if number % 7 == 0:
                         await trio.lowlevel.checkpoint()
         assert len(set(seen)) > 1
+
+
+async def test_a_thousand_watchers_see_every_commit_once_and_in_order() -> None:
+    """Each of 1,000 tasks that watch one document gets each frame, the same one as the others."""
+    async with (
+        open_test_session(MemoryStorage(), inline=True) as session,
+        trio.open_nursery() as nursery,
+    ):
+        await count_up(session)
+        followed: list[list[Frame[Any]]] = []
+
+        async def follow(*, task_status: trio.TaskStatus[None]) -> None:
+            frames: list[Frame[Any]] = []
+            followed.append(frames)
+            async with session.watch(Counter) as watch:
+                task_status.started()
+                await collect(watch, frames)
+
+        for _ in range(1_000):
+            await nursery.start(follow)
+        for number in range(5):
+            nursery.start_soon(session.run, session.transaction(), append_log(str(number)))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    assert [len(frame.value["log"]) for frame in followed[0]] == [1, 2, 3, 4, 5]
+    assert all(frames == followed[0] for frames in followed)
+    assert len(followed) == 1_000
+
+
+async def test_watches_begin_anywhere_on_a_store_with_threads(tmp_path: Path) -> None:
+    """With SQLite and a thread that writes, a watch that begins at any moment misses nothing."""
+    storage = SqliteStorage(str(tmp_path / "s"))
+    async with open_test_session(storage, blocking=ThreadBlocking()) as session:
+        await count_up(session)
+
+        async def follow() -> None:
+            session._docs.clear()
+            async with session.watch(Counter) as watch:
+                first, frames = watch.json(), []
+                while len(watch.json()["log"]) < 40:
+                    frames.append(await anext(watch))
+                assert patched(first, frames) == watch.json()
+                numbers = [len(first["log"]), *(len(frame.value["log"]) for frame in frames)]
+                assert numbers == list(range(numbers[0], 41))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(session.run, session.transaction(), append_log(str(number)))
+                nursery.start_soon(follow)
+                await trio.lowlevel.checkpoint()
 
 
 async def test_a_failed_batch_shows_nothing() -> None:
@@ -490,8 +580,12 @@ async def test_those_who_fall_behind_share_one_whole_frame() -> None:
         assert session._watches.hubs == {}
 
 
-async def test_a_stalled_consumer_holds_no_memory_that_grows() -> None:
-    """Over 10,000 commits a stalled watcher keeps at most 100 frames, and in the end none."""
+@pytest.mark.slow
+async def test_a_stalled_consumer_holds_no_memory_that_grows(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Over thousands of commits a stalled watcher keeps at most 100 frames, and in the end none."""
+    commits = 10_000 if "slow" in str(request.config.getoption("-m")) else 2_000
 
     def frames_alive() -> int:
         gc.collect()
@@ -502,14 +596,14 @@ async def test_a_stalled_consumer_holds_no_memory_that_grows() -> None:
         async with session.watch(Counter) as watch:
             before = frames_alive()
             most = 0
-            for number in range(10_000):
+            for number in range(commits):
                 await session.run(session.transaction(), set_count(number))
                 most = max(most, len(watch._frames))
             assert most == WATCH_FRAMES_MAX
             assert frames_alive() - before <= 1
             (only,) = taken(watch)
             assert only.whole
-            assert only.value == {"count": 9_999, "log": []}
+            assert only.value == {"count": commits - 1, "log": []}
 
 
 # --- versions ---------------------------------------------------------------------------------
