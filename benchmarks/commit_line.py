@@ -190,7 +190,15 @@ class RawCommits:
                 (
                     Op.DOCUMENT,
                     DocumentRow(
-                        document_id, "bench.state", 1, conversation, "", "latest", "initial", 0
+                        document_id,
+                        "bench.state",
+                        1,
+                        conversation,
+                        "",
+                        "latest",
+                        "initial",
+                        0,
+                        None,
                     ),
                 ),
                 (Op.REVISION, RevisionRow(document_id, 0, 1, 1, base)),

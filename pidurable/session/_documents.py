@@ -48,6 +48,10 @@ class Terms(NamedTuple):
     fork: str
 
 
+def _terms_of(definition: DocumentDefinition) -> Terms:
+    return Terms(definition.version, definition.history, definition.fork)
+
+
 @attrs.frozen(kw_only=True)
 class DocumentDefinition:
     """What `@document` says of a class."""
@@ -60,12 +64,8 @@ class DocumentDefinition:
     fork: Literal["initial", "current", "as_of"]
     family: bool
 
-    terms: Terms = attrs.field(init=False)
+    terms: Terms = attrs.field(init=False, default=attrs.Factory(_terms_of, takes_self=True))
     """What a document is stored with that this class writes."""
-
-    @terms.default
-    def _terms(self) -> Terms:
-        return Terms(self.version, self.history, self.fork)
 
 
 def document(
