@@ -24,7 +24,6 @@ from pidurable.errors import (
     NotFoundError,
     NotJsonError,
     StorageCorruptError,
-    check,
     show,
 )
 from pidurable.records import _json, _patch
@@ -266,15 +265,18 @@ def _materialised(
 
 
 def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]) -> DocState:
-    """Replay revisions, a base first."""
+    """Replay revisions, a base first.
+
+    Raises:
+        NotJsonError: What is stored is damaged.
+    """
     value: Any = None
     base_bytes = delta_bytes = deltas = 0
     version = 1
     copied = False
-    check(
-        bool(revisions) and bool(revisions[0].base),
-        f"document {row.id} ({address.name}) has no base to begin with",
-    )
+    path = f"$<{address.name}>"
+    if not revisions or not revisions[0].base:
+        raise NotJsonError(path, "nothing is stored that its changes could begin with")
     for revision in revisions:
         parsed = _json.loads_stored(revision.value)
         version = revision.version
@@ -284,6 +286,8 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
             delta_bytes = deltas = 0
             copied = False
         else:
+            if type(parsed) is not list:
+                raise NotJsonError(path, "a change is a list of operations", show(parsed))
             value = _patch.apply(value, parsed)
             copied = copied or _copies(parsed)
             delta_bytes += _bytes_of(revision.value)
@@ -291,7 +295,7 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
     bound = base_bytes + delta_bytes
     if copied:
         # What a copy adds is not in the operations.
-        bound = _bytes_of(_json.dumps(value, path=f"$<{address.name}>"))
+        bound = _bytes_of(_json.dumps(value, path=path))
     terms = Terms(version, row.history, row.fork)
     return DocState(row.id, address, terms, value, base_bytes, delta_bytes, deltas, bound)
 

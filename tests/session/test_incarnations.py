@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import apsw
 import attrs
 import pytest
 from session_support import PLACES, Note, open_place, open_test_session
@@ -16,6 +17,7 @@ from pidurable.errors import (
     MigrationError,
     NotFoundError,
     NotJsonError,
+    StorageCorruptError,
 )
 from pidurable.records._limits import DELTAS_MAX
 from pidurable.session._documents import Address, document
@@ -551,3 +553,57 @@ async def test_whoever_only_looks_writes_nothing_whatever_the_class_has_gained(
         assert not tx.doc_changes
         with pytest.raises(NotJsonError, match="count"):
             session.snapshot(Grown, top)
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("update revisions set value = '5' where base = 0", "a change is a list of operations"),
+        ("update revisions set value = '{}' where base = 0", "a change is a list of operations"),
+        ("update revisions set value = '[1]' where base = 0", "an operation is an object"),
+        ("update revisions set value = '[{}]' where base = 0", "with op and path"),
+        ("update revisions set value = '{' where base = 1", "cannot be read"),
+        ("delete from revisions where base = 1", "nothing is stored that its changes could begin"),
+        ("delete from revisions", "nothing is stored that its changes could begin"),
+    ],
+)
+async def test_a_damaged_document_is_named_and_the_rest_goes_on(
+    damage: str, problem: str, tmp_path: Path
+) -> None:
+    """Whoever reads, changes or forks it is told which one; other documents are as they were."""
+    async with open_place("sqlite", tmp_path) as place:
+        top = (await place.run(lambda tx: tx.add_conversation())).id
+        await write(await place.session(), TwoV1, top, "sound")
+        await write(await place.session(), PageCurrent, top, "begun")
+        entry = await write(await place.session(), PageCurrent, top, "changed")
+        session = await place.session()
+        row = session.storage.document("life.page", 1, top, "")
+        assert row is not None
+        await place.close()
+        connection = apsw.Connection(str(tmp_path / "place.sqlite"))
+        where = "and" if "where" in damage else "where"
+        connection.execute(f"{damage} {where} document = {row.id}")
+        connection.close()
+        session = await place.session()
+
+        async def draft() -> None:
+            async with session.body(session.transaction()) as tx:
+                await tx.document(PageCurrent, top)
+
+        expected = rf"document {row.id}, 'life\.page' of conversation {top}.*{problem}"
+        for attempt in (
+            draft,
+            lambda: session.snapshot_as_of(PageCurrent, top, entry),
+            lambda: session.run(session.transaction(), lambda tx: tx.fork(top)),
+        ):
+            with pytest.raises(StorageCorruptError, match=expected):
+                await attempt()
+        with pytest.raises(StorageCorruptError, match=expected):
+            session.snapshot(PageCurrent, top)
+        await session.run(
+            session.transaction(), lambda tx: tx.append_text(TwoV1, top, "/text", " as before")
+        )
+        assert session.snapshot(TwoV1, top) == TwoV1("sound as before")
