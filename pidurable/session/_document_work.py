@@ -17,10 +17,12 @@ from pidurable.errors import (
     NotFoundError,
     NotJsonError,
     TransactionClosedError,
+    UnknownTaskError,
     check,
     show,
 )
 from pidurable.records import _json, _patch
+from pidurable.records._checks import is_id
 from pidurable.records._entries import Conversation
 from pidurable.records._limits import KIB
 from pidurable.session import _documents, _grown
@@ -31,6 +33,7 @@ from pidurable.session._documents import (
     DocumentDefinition,
     Terms,
 )
+from pidurable.session._drafts import end_draft
 from pidurable.session._forks import Fork
 from pidurable.storage import Op
 
@@ -100,6 +103,8 @@ class DocumentWork:
         self._retired: dict[Address, DocState] = NO_DICT
         """What stood at an address before this commit and was retired by it."""
         self._drafts: list[_DocDraft] = NO_LIST
+        self._handed_out: list[_DocDraft] = NO_LIST
+        """All drafts that the body was given, also of what it retired."""
         self._forks: dict[int, Fork] = NO_DICT
         """The forks that this body has made, by their ids."""
 
@@ -110,6 +115,11 @@ class DocumentWork:
     def conversation(self, conversation_id: int) -> Conversation:
         """The record of a conversation; see the transaction."""
         raise NotImplementedError
+
+    def check_task(self, task_id: int) -> None:
+        """Refuse the id of what is no live task; the tasks layer knows which are."""
+        if not is_id(task_id):
+            raise UnknownTaskError(show(task_id))
 
     # --- reading -------------------------------------------------------------------------
 
@@ -156,6 +166,8 @@ class DocumentWork:
             )
         if definition.scope == "conversation":
             self.conversation(scope_id)
+        elif definition.scope == "task":
+            self.check_task(scope_id)
         return _documents.address(definition, scope_id, key)
 
     def _today(self, definition: DocumentDefinition, address: Address) -> Any:
@@ -174,7 +186,8 @@ class DocumentWork:
         """Get or create a mutable draft of a document; the commit stores what changed.
 
         Comparing costs the size of the document. Streams use `append_text` and `patch`. What is
-        assigned into the draft is copied when the body ends; the draft itself is dead after that.
+        assigned into the draft is copied when the body ends; whoever touches the draft after that
+        is told so (`TransactionClosedError`).
 
         Args:
             cls: A class declared with `@document`.
@@ -186,6 +199,9 @@ class DocumentWork:
             MigrationError: `migrate` could not read what is stored.
             NotJsonError: What is stored does not fit the class. It can still be patched or retired.
             InvalidArgumentError: This commit has a draft of it already, as another class.
+            NotFoundError: There is no such conversation to have it.
+            UnknownTaskError: There is no such task to have it.
+            TaskEndedError: The task has ended, and its documents with it.
         """
         self._check_open()
         address = self._address(cls, scope_id, key)
@@ -207,6 +223,7 @@ class DocumentWork:
         standing = self._pending.get(address) or self._doc_state(address)
         exact = standing is None or standing.drafted_by is definition
         self._drafts.append(_DocDraft(definition, address, before, value, exact))
+        self._handed_out = [*self._handed_out, self._drafts[-1]]
         return value
 
     def append_text(
@@ -311,6 +328,8 @@ class DocumentWork:
             pending.held = _grown.changed(pending.held, copied)
         else:
             pending.held = _patch.apply(pending.value, copied)
+        if type(pending.held) is not dict and type(pending.held) is not _grown.Grown:
+            raise NotJsonError(f"$<{address.name}>", "a document is an object", show(pending.held))
         if pending.state is not None:
             pending.ops += copied
         self._pending = self._pending or {}
@@ -332,6 +351,12 @@ class DocumentWork:
             self.writes.append((Op.DOCUMENT_RETIRE, (state.id, self.seq)))
         for address, pending in self._pending.items():
             self._store(address, pending)
+
+    def end_drafts(self) -> None:
+        """Let nobody touch the drafts any more: what is done to them would be stored nowhere."""
+        for draft in self._handed_out:
+            end_draft(draft.value, draft.definition)
+        self._drafts = self._handed_out = NO_LIST
 
     def _copy_documents(self, fork: Fork) -> None:
         """Settle all of a fork that is not settled yet; see the work on forks."""

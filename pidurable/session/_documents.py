@@ -118,10 +118,12 @@ def document(
 
 def definition_of(cls: type) -> DocumentDefinition:
     """The declaration of a document class."""
-    found = cls.__dict__.get("__pidurable_document__")
+    found = vars(cls).get("__pidurable_document__") if isinstance(cls, type) else None
     if not isinstance(found, DocumentDefinition):
         raise InvalidArgumentError(
-            cls.__name__, "is not a document class; declare it with @document(name)"
+            getattr(cls, "__name__", "cls"),
+            "is not a document class; declare it with @document(name)",
+            "" if isinstance(cls, type) else show(cls),
         )
     return found
 

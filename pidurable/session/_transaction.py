@@ -82,10 +82,12 @@ class Transaction(ForkWork):
                 standing is None or standing == value,
                 f"two commits of one batch claim {key!r}",
             )
+        self.end_drafts()
         self.open = False
 
     def discard(self) -> None:
         """Called by the line when the body raised or was refused."""
+        self.end_drafts()
         self.open = False
         self.writes = []
 

@@ -277,6 +277,17 @@ class TreeTransaction(Transaction):
         scope = self.view.find(conversation_id) or self._runtime.load(conversation_id)
         return scope is not None and self._runtime.under_intent(self.view, scope)
 
+    def check_task(self, task_id: int) -> None:
+        """Refuse what is no live task: nothing can be given to it, or would ever go with it.
+
+        Raises:
+            UnknownTaskError: No such task.
+            TaskEndedError: It has ended.
+        """
+        if self._live_or_ended(task_id) is None:
+            row = self._session.storage.task(task_id)
+            raise TaskEndedError(task_id, (row.outcome_status if row else None) or "ended")
+
     # --- marks and signals ---------------------------------------------------------------
 
     def abort_task(self, task_id: int, reason: str = "user") -> None:
@@ -422,10 +433,7 @@ class TreeTransaction(Transaction):
             NotJsonError: The payload is not strict JSON.
         """
         self._check_open()
-        node = self._live_or_ended(task_id)
-        if node is None:
-            row = self._session.storage.task(task_id)
-            raise TaskEndedError(task_id, (row.outcome_status if row else None) or "ended")
+        self.check_task(task_id)
         name = check_name(name, "name")
         if key is not None:
             key = check_name(key, "key")

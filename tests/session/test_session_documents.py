@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -33,7 +34,7 @@ from pidurable.errors import (
 from pidurable.records import _json
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
 from pidurable.session import _documents
-from pidurable.session._documents import Address, DocChange, document
+from pidurable.session._documents import Address, DocChange, definition_of, document
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import MemoryStorage, Storage
@@ -116,7 +117,6 @@ async def test_values_assigned_into_a_draft_are_copied() -> None:
             counter.log = log
             (await tx.document(Free, conversation)).value = []
         log.append("late")
-        counter.log.append("late")
         async with session.body(session.transaction()) as tx:
             ops = [{"op": "add", "path": "/value/-", "value": part}]
             tx.patch(Free, conversation, ops)
@@ -135,6 +135,36 @@ async def test_a_draft_taken_twice_is_one() -> None:
             assert await tx.document(Counter) is first
         with pytest.raises(TransactionClosedError):
             await tx.document(Counter)
+
+
+@document("test.with_dict", scope="session")
+@attrs.define(slots=False)
+class WithDict:
+    value: int = 0
+
+
+async def test_drafts_die_with_their_body() -> None:
+    """Whoever looks at a draft later, or changes it, is told; also of a body that failed."""
+    drafts: list[Any] = []
+    async with open_test_session(MemoryStorage()) as session:
+        for fails in (False, True):
+            with contextlib.suppress(ZeroDivisionError):
+                async with session.body(session.transaction()) as tx:
+                    drafts += [await tx.document(WithDict), await tx.document(Counter)]
+                    tx.retire(Counter)
+                    assert drafts[-1].count == 0
+                    _ = 1 // (not fails)
+    assert len(drafts) == 4
+    for draft in drafts:
+        name, field = (
+            ("test.counter", "count") if isinstance(draft, Counter) else ("with_dict", "value")
+        )
+        with pytest.raises(TransactionClosedError, match=f"draft of .*{name} was used after"):
+            setattr(draft, field, 7)
+        with pytest.raises(TransactionClosedError):
+            getattr(draft, field)
+        assert name in repr(draft)
+        assert not isinstance(draft, str)
 
 
 async def test_changes_of_one_document_in_one_commit_add_up_to_one_revision() -> None:
@@ -191,6 +221,40 @@ async def test_a_patch_needs_a_document_and_must_fit() -> None:
             with pytest.raises(NotJsonError):
                 await session.run(session.transaction(), odd)
         assert session.snapshot(Counter) == Counter(1)
+
+
+@pytest.mark.parametrize("whole", [None, [], "text", 0])
+async def test_a_document_stays_an_object_whatever_is_patched(whole: Any) -> None:
+    """What would not be an object is refused: null would stand there, and count as nothing."""
+    async with open_test_session(MemoryStorage()) as session:
+        await change(session, 1)
+        for ops in (
+            [{"op": "replace", "path": "", "value": whole}],
+            [
+                {"op": "add", "path": "/spare", "value": whole},
+                {"op": "move", "from": "/spare", "path": ""},
+            ],
+        ):
+            with pytest.raises(NotJsonError, match=r"\$<test\.counter>: a document is an object"):
+                await session.run(
+                    session.transaction(), lambda tx, ops=ops: tx.patch(Counter, None, ops)
+                )  # type: ignore[misc]
+
+        def there_and_back(tx: Transaction) -> None:
+            ops = [{"op": "replace", "path": "", "value": each} for each in (whole, {"count": 2})]
+            tx.patch(Counter, None, ops)
+
+        await session.run(session.transaction(), there_and_back)
+        assert session.snapshot(Counter) == Counter(2)
+
+
+def test_what_is_no_document_class_is_named() -> None:
+    """An instance, or a class that is no document, is refused with what it is."""
+    for odd, named in ((Counter(7), r"Counter\(count=7"), ("x", "'x'"), (int, "int")):
+        with pytest.raises(
+            InvalidArgumentError, match=f"is not a document class.*{named}|^{named}"
+        ):
+            definition_of(odd)  # type: ignore[arg-type]
 
 
 async def test_retired_and_made_again_a_document_is_a_new_one() -> None:
