@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -406,18 +407,26 @@ async def test_a_viewer_that_reconnects_5_000_times_leaves_nothing_behind() -> N
     async with opened(":memory:") as harness:
         root = await harness.root()
         await put(harness, root.id, 0)
+        values = itertools.count(1)
+
+        kinds: list[Callable[[], AbstractAsyncContextManager[Any]]] = [
+            lambda: harness.watch(Plan, root.id),
+            harness.watch_tasks,
+            root.watch,
+            root.events,
+        ]
 
         async def look(number: int) -> None:
-            async with harness.watch(Plan, root.id) as watch, harness.watch_tasks() as tasks:
-                if number % 50 == 0:
-                    await put(harness, root.id, number + 1)
+            async with kinds[number % 4]() as watch:
+                if number % 100 == 0:
+                    await put(harness, root.id, next(values))
                     assert (await anext(watch)).seq == watch.seq
                 if number % 3 == 1:
                     raise ValueError("lost the connection")
                 if number % 3 == 2:
                     with trio.CancelScope() as scope:
                         scope.cancel()
-                        await anext(tasks)
+                        await anext(watch)
 
         async def reconnect(times: int) -> None:
             for number in range(times):

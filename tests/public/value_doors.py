@@ -39,6 +39,7 @@ from pidurable import (
     phase,
 )
 from pidurable.errors import MemoTooLargeError, NotJsonError, PidurableError
+from pidurable.records._limits import MEMO_BYTES_MAX
 from pidurable.records._tasks import Status
 from pidurable.records._value_rules import (
     EXTENSION_CODECS,
@@ -456,6 +457,11 @@ async def refused_wrongly(world: World, door: Door) -> list[str]:
     deep = await refusal(world, knock, nested(201 - door.levels))
     if isinstance(deep, str):
         wrong.append(f"{door.name}, depth: {deep}")
+    # With room for what is around it; a memo has a limit of its own.
+    most = "x" * (MEMO_BYTES_MAX - 2 if door.name == "memo" else VALUE_BYTES_MAX - 200)
+    find = await knock(world, most)
+    if find(world) != most:
+        wrong.append(f"{door.name}, size: {len(most)} characters do not come back")
     large = await refusal(world, knock, "x" * VALUE_BYTES_MAX)
     # Memos and documents have limits of their own, with errors of their own.
     if large == "was taken" or (isinstance(large, str) and "TooLarge" not in large):
