@@ -39,12 +39,17 @@ class Judge:
     random: Random
 
     async def look(self) -> None:
-        """The past of a few entries, warm: what the session keeps in memory may answer."""
+        """Pages, strangers and the past of a few entries, warm: what is in memory may answer."""
         state = self.model.published
-        lines = [(place, line) for place in state.places for line in state.history(place)]
         for place in state.places:
             await self._look_at_a_page(state, place)
             await self._look_at_a_stranger(state, place)
+        await self.look_back()
+
+    async def look_back(self) -> None:
+        """The past of a few entries, which no later commit changes."""
+        state = self.model.published
+        lines = [(place, line) for place in state.places for line in state.history(place)]
         for place, line in self.random.sample(lines, min(LOOKS, len(lines))):
             for kind in KINDS:
                 if kind.rewindable:

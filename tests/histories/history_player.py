@@ -302,6 +302,8 @@ class Player:
                 nursery.start_soon(one, number, actions)
                 if self.goal == "context" and self.model.published.places:
                     nursery.start_soon(self._read_meanwhile)
+                if self.goal == "rewind" and self.model.published.places:
+                    nursery.start_soon(self._look_meanwhile)
                 if self.goal == "watches" and self.random.random() < 0.3:
                     numbers = [self.random.randrange(10_000) for _ in range(3)]
                     nursery.start_soon(self._watch_meanwhile, *numbers)
@@ -603,6 +605,14 @@ class Player:
             places = list(self.model.published.places)
             some = self.random.sample(places, min(PLACES, len(places)))
             await self.judge.judge_contexts(some, cutoffs=1)
+
+    async def _look_meanwhile(self) -> None:
+        """The past is what it was, also while commits are on their way."""
+        try:
+            await self.judge.look_back()
+        except SessionPoisonedError:
+            return
+        self.rare["past read among commits"] += 1
 
     async def _read_meanwhile(self) -> None:
         """A context that is read while commits are on their way is that of one moment."""

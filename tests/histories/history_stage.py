@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -82,6 +83,44 @@ REGISTRY = Registry()
 REGISTRY.install(Extension("histories", tasks=[Sitter()]))
 
 
+class _JitteryWorker:
+    """A batch becomes durable some turns of the loop after it came, and is known of some later."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            await _turns(self._random.randint(1, 3))
+            found = fn(*args)
+            await _turns(self._random.randint(0, 3))
+        return found
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class JitteryBlocking:
+    """Blocking work in the loop, which takes some turns of it, before the call and after it."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def run(self, fn: Callable[..., Any], *args: Any, abandon: bool = False) -> Any:
+        await _turns(self._random.randint(1, 3))
+        found = fn(*args)
+        await _turns(self._random.randint(0, 3))
+        return found
+
+    def worker(self, name: str) -> _JitteryWorker:
+        return _JitteryWorker(self._random)
+
+
+async def _turns(many: int) -> None:
+    for _ in range(many):
+        await trio.lowlevel.checkpoint()
+
+
 class Witness:
     """The participant that tells the history of each commit that was published or dropped."""
 
@@ -111,6 +150,8 @@ class Stage:
         self.harness: Harness
         self.storage: FaultyStorage
         self._seed = seed
+        self._random = Random(f"{seed}/turns")
+        self._jittery = seed % 2 == 0
         self._path = path
         self._memory = MemoryStorage(uuid="history", created_us=1)
 
@@ -139,7 +180,7 @@ class Stage:
                 lease_seconds=FOREVER,
             ),
             clock=TrioClock(shared=True),
-            blocking=InlineBlocking(),
+            blocking=JitteryBlocking(self._random) if self._jittery else InlineBlocking(),
             randomness=SeededRandomness(self._seed + self.openings),
             takeover=True,
         ) as harness:

@@ -68,11 +68,11 @@ GOALS: dict[str, dict[str, int]] = {
         "leave": 2,
         "poke": 24,
         "churn": 5,
-        "flood": 1,
+        "flood": 2,
         "round": 1,
         "look": 0,
     },
-    "context": {"round": 10, "task": 0, "desk": 0, "end": 0, "abort": 0, "upgrade": 0},
+    "context": {"group": 8, "round": 10, "task": 0, "desk": 0, "end": 0, "abort": 0, "upgrade": 0},
 }
 ACTIONS_OF: dict[str, dict[str, int]] = {
     "context": {"append": 24, "edit": 8, "doc": 1, "retire": 0, "renew": 0, "fork": 3},
@@ -106,7 +106,7 @@ def _step(name: str, weights: dict[str, int], random: Random) -> Step:
         return [name, random.randint(0, MANY), _actions(weights, random)]
     if name == "churn":
         most = random.choice((40, 40, 40, 130, 130, 270))
-        many = random.randint(most // 3, most)
+        many = most if most > 256 else random.randint(most // 3, most)
         return [name, *(random.randint(0, MANY) for _ in range(3)), many]
     if name == "flood":
         return [

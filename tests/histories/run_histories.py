@@ -68,6 +68,7 @@ RARE = {
         "stored in a newer version",
         "refused as too new",
         "aborted task",
+        "past read among commits",
         "cancelled in its body",
         "cancelled as its body ended",
         "stored, then cancelled",
