@@ -189,7 +189,10 @@ class Codec:
     def _encode(self, value: Any, type_: Any, path: str) -> JsonValue:
         if type_ is None:
             type_ = type(value)
-            if is_plain_type(type_) or self._is_plain_subclass(type_):
+            # Whatever has a form is no plain container; that spares the question the second time.
+            if is_plain_type(type_) or (
+                type_ not in self._forms and self._is_plain_subclass(type_)
+            ):
                 type_ = Any
         form = self._get_form(type_, path)
         try:

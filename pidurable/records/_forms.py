@@ -37,6 +37,7 @@ Parts: TypeAlias = Callable[[Any, bool], Iterable[tuple["str | int | None", Any,
 """(value, decoding) to (key, part, type of the part); the key None means the same place."""
 
 TAG = "_type"
+_OBJECTS = (dict, JsonObject)
 
 
 class Refused(ValueError):
@@ -414,7 +415,7 @@ def dict_form(key: Form, key_type: Any, item: Form, item_type: Any) -> Form:
     encode_item, decode_item = item.encode, item.decode
 
     def encode(value: Any) -> JsonValue:
-        if isinstance(value, dict | JsonObject):
+        if isinstance(value, _OBJECTS):
             return {encode_key(name): encode_item(each) for name, each in value.items()}
         raise Refused("expected a dict", value)
 
@@ -426,15 +427,14 @@ def dict_form(key: Form, key_type: Any, item: Form, item_type: Any) -> Form:
         }
 
     def parts(value: Any, decoding: bool) -> Iterable[tuple[str | int | None, Any, Any]]:
-        if isinstance(value, dict | JsonObject):
+        if isinstance(value, _OBJECTS):
             for name, each in value.items():
                 yield (None, name, key_type)
                 if isinstance(name, str):
                     yield (name, each, item_type)
 
     kinds = frozenset(["object"])
-    python = (dict, JsonObject)
-    return Form(encode=encode, decode=decode, kinds=kinds, python=python, parts=parts)
+    return Form(encode=encode, decode=decode, kinds=kinds, python=_OBJECTS, parts=parts)
 
 
 # --- unions -----------------------------------------------------------------------------------

@@ -226,6 +226,7 @@ _FIRST_LOOK_SIZE = 1 << 18
 
 
 _LEAVES = frozenset([int, float, bool, type(None)])
+_CONTAINERS = (dict, list, tuple)
 
 
 def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
@@ -236,7 +237,7 @@ def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
     """
     if isinstance(value, str):
         return len(value)
-    if depth > VALUE_DEPTH_MAX or not isinstance(value, dict | list | tuple):
+    if depth > VALUE_DEPTH_MAX or not isinstance(value, _CONTAINERS):
         return 0
     found = known.get(id(value))
     if found is not None:
@@ -341,7 +342,7 @@ class _Copier:
             if math.isfinite(value):
                 return float(value)
             raise self._refusal("a number must be finite", show(float(value)))
-        if isinstance(value, dict | list | tuple):
+        if isinstance(value, _CONTAINERS):
             return self._container(value)
         if isinstance(value, JsonObject | JsonArray):
             return self.copy(value.json())  # what a watch has shown

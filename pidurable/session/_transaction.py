@@ -178,7 +178,8 @@ class Transaction(ForkWork):
                 self._check_entry(conversation_id, edit.target)
             edits_text = _json.dumps(_codec.encode_edits(edits), path="$.edits", bytes_max=limit)
             edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
-        self.check_images(messages, *(edit.messages or () for edit in edits))
+        if messages or edits:
+            self.check_images(messages, *(edit.messages or () for edit in edits))
         if head is not None:
             head = head or number
             if head != number:
