@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 import value_doors
 from value_doors import (
     BAD,
@@ -45,32 +44,20 @@ def test_every_door_of_the_table_is_knocked_at() -> None:
         assert not any(word in place_of(door) for word in PLACES if PLACES[word] != word), door
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
-async def test_every_door_takes_and_refuses_strict_json_as_the_table_says(
-    backend: str, tmp_path: Path
-) -> None:
+async def test_every_door_takes_and_refuses_strict_json_as_the_table_says(tmp_path: Path) -> None:
     """What is refused leaves the store as it was; the rest comes back after a reopening."""
-    path = tmp_path / "s.sqlite"
-
-    wrong = await plain_problems(value_doors.in_memory() if backend == "memory" else lambda: path)
-
-    assert wrong == []
+    assert await plain_problems(lambda: tmp_path / "s.sqlite") == []
 
 
-@pytest.mark.parametrize("backend", ["memory", "sqlite"])
 async def test_every_door_with_a_type_takes_and_refuses_what_the_table_says(
-    backend: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Each type comes back as itself after a reopening; what does not fit is refused."""
-    path = tmp_path / "s.sqlite"
-
-    wrong = await typed_problems(value_doors.in_memory() if backend == "memory" else lambda: path)
-
-    assert wrong == []
+    assert await typed_problems(lambda: tmp_path / "s.sqlite") == []
 
 
-def test_the_doors_are_the_same_without_assert_statements() -> None:
-    """Under `python -O` as much is refused."""
+def test_the_doors_are_the_same_in_memory_and_without_assert_statements() -> None:
+    """Under `python -O` the same is taken and refused, and both backends have the same doors."""
     done = subprocess.run(
         [sys.executable, "-O", "-W", "error", value_doors.__file__],
         capture_output=True,
