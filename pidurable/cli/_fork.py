@@ -9,6 +9,7 @@ from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options, check_text
 from pidurable.cli._render import conversation_text
+from pidurable.cli._sessions import bring_up_to_date
 from pidurable.cli._task_writes import holding
 from pidurable.cli._tasks import check_store
 from pidurable.errors import InvalidArgumentError, NotFoundError
@@ -24,6 +25,7 @@ async def fork_conversation(
     if key is not None:
         check_text(key, "--key")
     check_store(options.store)
+    await bring_up_to_date(options.store)
     async with open_reader(options.store) as reader:
         await reader.conversation(conversation_id)
     async with holding(host, options) as harness:

@@ -19,7 +19,13 @@ from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
 from pidurable.cli._plan import Plan, make_plan
 from pidurable.cli._render import clean, clean_line
-from pidurable.cli._sessions import load_registry, open_models, open_session, store_exists
+from pidurable.cli._sessions import (
+    bring_up_to_date,
+    load_registry,
+    open_models,
+    open_session,
+    store_exists,
+)
 from pidurable.cli._signals import Interrupts, catch_interrupts
 from pidurable.cli._story import reason_text
 from pidurable.errors import StorageAccessError, StorageHeldError, WaitTimeoutError
@@ -59,6 +65,7 @@ async def run_prompt(
     if options.model is not None:
         models.resolve(options.model)
     registry = load_registry(options)
+    await bring_up_to_date(options.store)
     if existing and not go_on:
         await _look_first(options, request_id)
     host.err(NOTICE)
@@ -118,7 +125,7 @@ async def _look_first(options: Options, request_id: str | None) -> None:
                 if known is not None:
                     return
     except StorageAccessError:
-        return  # empty, half created or of an older schema: opening it for work decides
+        return  # empty or half created: opening it for work decides
     raise UsageError(
         "this session has unfinished work from before",
         "`pidurable resume --plan` shows it, `pidurable resume` goes on with it, "
@@ -141,6 +148,8 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
     if not store_exists(options.store):
         raise missing_store(options.store)
     registry = load_registry(options)
+    if not plan_only:
+        await bring_up_to_date(options.store)
     plan = await _read_plan(options, registry)
     if plan_only and options.output == "json":
         host.out_json(plan.to_json())

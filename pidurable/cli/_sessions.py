@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import stat
@@ -9,15 +10,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
+
 from pidurable.agent._default_models import default_models
 from pidurable.agent._models import Models
 from pidurable.cli._errors import missing_store
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
+from pidurable.errors import NotAStoreError, StorageAccessError, StorageCorruptError
 from pidurable.harness._open import Harness, open_harness
 from pidurable.registry import ExtensionLoader, Registry
+from pidurable.storage import SqliteStorage
+from pidurable.storage._migrate import SCHEMA
+from pidurable.storage._sqlite_open import identify
 
-__all__ = ["load_registry", "open_models", "open_session", "store_exists"]
+__all__ = ["bring_up_to_date", "load_registry", "open_models", "open_session", "store_exists"]
 
 BUNDLED = "pidurable.extensions.coding"
 
@@ -31,6 +38,25 @@ def store_exists(store: str) -> bool:
     except OSError:
         return True  # it cannot be looked at, which opening it explains
     return not (stat.S_ISREG(info.st_mode) and info.st_size == 0)
+
+
+async def bring_up_to_date(store: str) -> None:
+    """Migrate a store of an older schema, for a command that will work on it anyway.
+
+    Such a command looks first, and what only looks changes nothing, so it refuses an older store.
+
+    Raises:
+        StorageHeldError: A live holder has it. Stop that one first.
+        MigrationError: It could not be brought to this schema. It is as it was.
+    """
+
+    def migrate() -> None:
+        # What else may be wrong with the store is said by whoever opens it next.
+        with contextlib.suppress(StorageAccessError, NotAStoreError, StorageCorruptError):
+            if store_exists(store) and 0 < identify(os.path.realpath(store), None) < SCHEMA:
+                SqliteStorage(store, create=False).close()
+
+    await trio.to_thread.run_sync(migrate)
 
 
 def load_registry(options: Options) -> Registry:

@@ -15,6 +15,7 @@ from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options, check_text
 from pidurable.cli._render import CELL_CHARS_MAX, clean_line, outcome_word
+from pidurable.cli._sessions import bring_up_to_date
 from pidurable.cli._tasks import check_store
 from pidurable.errors import NotJsonError
 from pidurable.harness._open import Harness, open_harness
@@ -53,6 +54,7 @@ async def signal_tasks(
             f"PAYLOAD is not JSON: {error}", "A text needs quotes of its own: '\"yes\"'"
         ) from error
     check_store(options.store)
+    await bring_up_to_date(options.store)
     async with open_reader(options.store) as reader:
         for id in ids:
             await reader.task(id)
@@ -74,6 +76,7 @@ async def lift_tasks(
 ) -> int:
     """Lift what blocks tasks: any reason (`retry`), or the interruption by a restart (`resume`)."""
     check_store(options.store)
+    await bring_up_to_date(options.store)
     async with open_reader(options.store) as reader:
         tasks = [await reader.task(id) for id in ids]
     fit = [task for task in tasks if _fits(task, verb)]

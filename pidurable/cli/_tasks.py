@@ -300,6 +300,7 @@ async def abort_tasks(
     if len(check_text(reason, "--reason")) > REASON_CHARS_MAX:
         raise UsageError(f"--reason must have at most {REASON_CHARS_MAX} characters")
     check_store(options.store)
+    await _sessions.bring_up_to_date(options.store)
     async with open_reader(options.store) as reader:
         tasks = [await reader.task(id) for id in ids]
         live = [task for task in tasks if task.status is not Status.TERMINAL]

@@ -161,7 +161,9 @@ class SqliteStorage:
         if self._read_only:
             if schema < _migrate.SCHEMA:
                 raise StorageAccessError(
-                    store, f"it has the older schema {schema}; open it for work once to migrate it"
+                    store,
+                    f"it has the older schema {schema}; open it for work once, as "
+                    "`pidurable resume` does, to migrate it",
                 )
             self._reader = self._connect(read_only=True)
         else:
