@@ -28,7 +28,7 @@ from pidurable.errors import (
 from pidurable.records import _patch
 from pidurable.records._checks import is_id
 from pidurable.records._patch import PatchOp
-from pidurable.records._readonly import JsonObject, copied_json, view_of
+from pidurable.records._readonly import JsonObject, copied_json
 from pidurable.session import _documents
 from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
 from pidurable.session._watch import Hub, Watch
@@ -61,23 +61,24 @@ class DocumentView(Mapping[str, Any], Generic[DocT]):
         self._definition = definition
         self._state = state
         self._decode = decode
-        self._shown: Any = ...
+        self._shown: dict[str, Any] | None = None
 
     @property
-    def value(self) -> Any:
+    def value(self) -> JsonObject:
         """The JSON in the shape of the class, read-only.
 
         Raises:
             MigrationError: An older class has written it, and `migrate` could not read it.
         """
-        return view_of(self._shown_json())
+        return JsonObject(self._shown_json())
 
-    def _shown_json(self) -> Any:
+    def _shown_json(self) -> dict[str, Any]:
         """The JSON itself. Not to be changed, and so not to be given away."""
-        if self._shown is ...:
+        if self._shown is None:
             self._shown = _documents.migrated(
                 self._definition, self._state.value, self._state.version
             )
+        assert self._shown is not None
         return self._shown
 
     @property
@@ -85,24 +86,14 @@ class DocumentView(Mapping[str, Any], Generic[DocT]):
         """Whether an older version of the class has written it."""
         return self._state.version != self._definition.version
 
-    def _object(self) -> JsonObject:
-        value = self.value
-        if not isinstance(value, JsonObject):
-            # A patch of its root may make anything of a document.
-            raise TypeError(
-                f"document {self._definition.name!r} holds {show(value)} and no object; "
-                "look at .value"
-            )
-        return value
-
     def __getitem__(self, key: str) -> Any:
-        return self._object()[key]
+        return self.value[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._object())
+        return iter(self.value)
 
     def __len__(self) -> int:
-        return len(self._object())
+        return len(self.value)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DocumentView):

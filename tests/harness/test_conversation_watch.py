@@ -423,7 +423,7 @@ async def _step(harness: Harness, here: Conversation, name: str, value: Any) -> 
 # --- one point of the line, sharing, ends -----------------------------------------------------
 
 
-async def test_watches_that_begin_among_commits_miss_nothing(autojump_clock: MockClock) -> None:
+async def test_watches_that_begin_among_commits_miss_nothing() -> None:
     """Whenever a view begins to be watched, its entries and those of its frames have no gap."""
     async with open_harness(":memory:") as harness, trio.open_nursery() as nursery:
         root = await harness.root()
@@ -512,7 +512,7 @@ async def test_a_stalled_view_is_one_whole_frame_and_holds_no_old_pages() -> Non
             assert patched(first, [frame]) == await view_of(root)
 
 
-async def test_what_is_noted_for_stalled_watchers_is_bounded(autojump_clock: MockClock) -> None:
+async def test_what_is_noted_for_stalled_watchers_is_bounded() -> None:
     """Of what passes while nobody takes frames a page is kept, and no submission."""
     async with open_harness(":memory:") as harness:
         root = await harness.root()
@@ -536,7 +536,7 @@ async def test_what_is_noted_for_stalled_watchers_is_bounded(autojump_clock: Moc
         assert list(frame.value.history) == list(snapshot.entries) == await root.history()
 
 
-async def test_events_that_are_followed_keep_a_stalled_view_new(autojump_clock: MockClock) -> None:
+async def test_events_that_are_followed_keep_a_stalled_view_new() -> None:
     """A view that nobody takes is the newest when it is taken, while others take the events."""
     async with open_harness(":memory:") as harness:
         root = await harness.root()

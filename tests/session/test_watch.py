@@ -28,7 +28,6 @@ from pidurable.errors import (
     MigrationError,
     NestedCommitError,
     NotFoundError,
-    NotJsonError,
     SessionClosedError,
     SessionPoisonedError,
     StorageRefusedError,
@@ -226,14 +225,6 @@ async def test_a_document_is_shown_as_its_json() -> None:
             assert view.value == {"count": 1, "log": ["x"]}
             with pytest.raises(TypeError, match="cannot be changed"):
                 view.value["log"].append("y")
-            ops = [{"op": "replace", "path": "", "value": [1]}]
-            await session.run(session.transaction(), lambda tx: tx.patch(Counter, None, ops))
-            frame = await anext(watch)
-            assert frame.json() == [1]
-            with pytest.raises(TypeError, match=r"holds \[1\] and no object"):
-                len(frame.value)
-            with pytest.raises(NotJsonError):
-                frame.read()
 
 
 # --- one point of the line --------------------------------------------------------------------
