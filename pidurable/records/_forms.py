@@ -146,9 +146,12 @@ def _decode_float(value: Any, _: Any) -> float:
 
 def _widened(value: float) -> float:
     try:
-        return float(value)
+        widened = float(value)
     except OverflowError:
         raise Refused("expected a float", value, shown=False) from None
+    if widened != value:
+        raise Refused("expected a float, and none is exactly this int", value)
+    return widened
 
 
 def scalar_subclass_form(cls: type, base: Form) -> Form:

@@ -87,6 +87,8 @@ class ValueRule:
     refused: tuple[Refused, ...] = ()
     unread: tuple[Refused, ...] = ()
     """Stored JSON that does not fit the type which reads it; a str without a type is JSON text."""
+    untyped: tuple[tuple[Any, str], ...] = ()
+    """Types that no value of can be stored, with a part of what is said of each."""
 
 
 # --- what the examples are made of --------------------------------------------------------------
@@ -371,7 +373,8 @@ _SCALARS = (
     ),
     ValueRule(
         name="one_widening",
-        statement="An int for a float is the only widening: it is stored, and read, as the float.",
+        statement="An int for a float is the only widening: it is stored, and read, as the float; "
+        "one that no float equals is refused.",
         accepted=(
             Accepted(value=2, stored=2.0, read=2.0, type=float),
             Accepted(value=2.5, type=float),
@@ -382,7 +385,9 @@ _SCALARS = (
         refused=(
             Refused(value="2", type=float, says="expected a float, got '2'"),
             Refused(value=lambda: 10**400, type=float, says="expected a float"),
+            Refused(value=2**53 + 1, type=float, says="none is exactly this int"),
         ),
+        unread=(Refused(value=2**53 + 1, type=float, says="none is exactly this int"),),
     ),
     ValueRule(
         name="moments",
@@ -512,6 +517,7 @@ _COMPOUNDS = (
             Refused(value=[1, 2, 3], type=tuple[int, int], says="expected a list of 2"),
             Refused(value={"green": 1}, type=dict[Colour, int], says="expected a Colour"),
         ),
+        untyped=((dict[int, str], "the keys of a dict must be strings, not int"),),
     ),
     ValueRule(
         name="classes",
@@ -570,7 +576,7 @@ _COMPOUNDS = (
     ValueRule(
         name="unions",
         statement="The members of a union are told apart by their JSON, classes by `_type`, their "
-        "name in snake_case; a union that cannot be told apart is refused when it is declared.",
+        "name in snake_case; a type whose members cannot be told apart is refused.",
         accepted=(
             Accepted(value=None, type=int | None),
             Accepted(value=Card("1"), stored={"number": "1", "when": None}, type=Card | None),
@@ -591,11 +597,16 @@ _COMPOUNDS = (
             Refused(value={"_type": "cards"}, type=Cash | Card, says="did you mean 'card'?"),
             Refused(value=[1], type=int | str | None, says="expected int or str, got [1]"),
         ),
+        untyped=(
+            (int | timedelta, "are both stored as a JSON int"),
+            (str | datetime, "are both stored as a JSON str"),
+            (Cash | dict[str, int], "are both stored as a JSON object"),
+        ),
     ),
     ValueRule(
         name="fields",
         statement="A field that is missing takes its default; one without is named in the refusal, "
-        "and so is an unknown one.",
+        "and so is an unknown one. Fields that are no arguments (`init=False`) are computed anew.",
         unread=(
             Refused(value={"note": "x"}, type=Cash, says="Cash lacks the field 'cents'"),
             Refused(value={"cents": 1, "nota": ""}, type=Cash, says="did you mean 'note'?"),
@@ -610,8 +621,8 @@ _COMPOUNDS = (
     ),
     ValueRule(
         name="extension_codecs",
-        statement="An extension brings the codecs of further types; a type without one is refused "
-        "when it is declared.",
+        statement="An extension brings the codecs of further types; a type without one is refused, "
+        "in a task's definition when it is installed.",
         accepted=(
             Accepted(value=Fraction(1, 3), stored=[1, 3], type=Fraction),
             Accepted(value={"a": Fraction(2)}, stored={"a": [2, 1]}, type=dict[str, Fraction]),
@@ -619,6 +630,12 @@ _COMPOUNDS = (
         refused=(Refused(value=0.5, type=Fraction, says="expected a Fraction, got 0.5"),),
         unread=(
             Refused(value=[1, 0], type=Fraction, says="Fraction refused it, ZeroDivisionError"),
+        ),
+        untyped=(
+            (complex, "values of complex cannot be stored"),
+            (list[complex], "values of complex cannot be stored"),
+            (Point, "values of Point cannot be stored"),
+            (Fraction | int, "can stand in a union beside None only"),
         ),
     ),
     ValueRule(

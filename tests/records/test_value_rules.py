@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -101,6 +102,17 @@ def test_what_does_not_fit_is_refused_when_it_is_read(rule: ValueRule) -> None:
             check_refusal(refusal(loads, example.make()), example)
         else:
             check_refusal(refusal(CODEC.decode, example.make(), example.type), example)
+
+
+@RULES
+def test_a_type_without_a_form_is_refused_before_any_value_is(rule: ValueRule) -> None:
+    """Where a definition is installed, and where a value of the type is handed in."""
+    for type_, says in rule.untyped:
+        with pytest.raises(NotJsonError, match=re.escape(says)):
+            CODEC.check_type(type_, what="input")
+        for encode in (CODEC.encode, CODEC.encode_text, CODEC.decode):
+            with pytest.raises(NotJsonError, match=re.escape(says)):
+                encode(None, type_)
 
 
 def test_fields_that_are_missing_take_their_defaults() -> None:
