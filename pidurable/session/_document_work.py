@@ -317,20 +317,24 @@ class DocumentWork:
             check(state is not None, f"document {address} was to be changed and does not exist")
             assert state is not None
             pending = _DocPending(state.terms, state, state.held)
+        held, ops = pending.held, pending.ops
         if pending.terms.version != definition.version:
-            pending.held = _documents.migrated(definition, pending.value, pending.terms.version)
-            if pending.state is not None:
-                pending.ops = [{"op": "replace", "path": "", "value": pending.value}]
-        pending.terms = definition.terms
-        pending.drafted_by = None
+            held = _documents.migrated(definition, pending.value, pending.terms.version)
+            ops = [{"op": "replace", "path": "", "value": held}]
         before = pending.state
         if before is not None and before.bytes_bound >= _grown.LONG_CHARACTERS_MIN:
-            pending.held = _grown.changed(pending.held, copied)
+            held = _grown.changed(held, copied)
         else:
-            pending.held = _patch.apply(pending.value, copied)
-        if type(pending.held) is not dict and type(pending.held) is not _grown.Grown:
-            raise NotJsonError(f"$<{address.name}>", "a document is an object", show(pending.held))
+            held = _patch.apply(_grown.plain(held), copied)
+        if type(held) is not dict and type(held) is not _grown.Grown:
+            raise NotJsonError(f"$<{address.name}>", "a document is an object", show(held))
+        # Nothing has been changed until here: a body may go on after a patch that was refused.
+        pending.terms = definition.terms
+        pending.held = held
+        pending.drafted_by = None
         if pending.state is not None:
+            if ops is not pending.ops:
+                pending.ops = ops
             pending.ops += copied
         self._pending = self._pending or {}
         self._pending[address] = pending

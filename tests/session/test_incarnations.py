@@ -607,3 +607,35 @@ async def test_a_damaged_document_is_named_and_the_rest_goes_on(
             session.transaction(), lambda tx: tx.append_text(TwoV1, top, "/text", " as before")
         )
         assert session.snapshot(TwoV1, top) == TwoV1("sound as before")
+
+
+@pytest.mark.parametrize("size", [1, 40_000])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        [{"op": "replace", "path": "", "value": [1]}],
+        [{"op": "append", "path": "/text", "value": "?"}, {"op": "remove", "path": "/no"}],
+        [{"op": "add", "path": "/words", "value": []}, {"op": "remove", "path": ""}],
+    ],
+)
+async def test_a_body_that_goes_on_after_a_refused_patch_stores_the_others(
+    size: int, refused: list[Any]
+) -> None:
+    """What was refused has left nothing behind, in memory or in what is stored."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
+        await write(session, TwoV1, top, "x" * size)
+
+        def body(tx: Transaction) -> None:
+            for text in "ab":
+                tx.append_text(TwoV1, top, "/text", text)
+                with pytest.raises(NotJsonError):
+                    tx.patch(TwoV1, top, refused)
+            with pytest.raises(NotJsonError):
+                tx.patch(TwoV2, top, [{"op": "remove", "path": "/no"}])
+
+        await session.run(session.transaction(), body)
+        assert session.snapshot(TwoV1, top) == TwoV1("x" * size + "ab")
+    async with open_test_session(storage.reopen()) as session:
+        assert session.snapshot(TwoV1, top) == TwoV1("x" * size + "ab")
