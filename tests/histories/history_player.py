@@ -632,13 +632,20 @@ class Player:
 def first_difference(
     goal: str, program: Program, seed: int, path: Path | None = None
 ) -> Player | str:
-    """The player of a history that shows no difference, or where the first one is."""
+    """The player of a history that shows no difference, or where the first one is.
+
+    The seed is that of the schedule too, so that the same history is played the same way again.
+    """
     player = Player(goal, seed, path)
 
     async def main() -> None:
         with trio.fail_after(HANG_SECONDS):
             await player.play(program)
 
+    schedule = trio._core._run._r  # type: ignore[attr-defined]
+    before = schedule.getstate()
+    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
+    schedule.seed(f"{seed}/schedule")
     try:
         trio.run(main, clock=MockClock(autojump_threshold=0))
     except BaseException as error:
@@ -646,6 +653,8 @@ def first_difference(
             raise
         step = program[player.step] if 0 <= player.step < len(program) else "the end"
         return f"step {player.step} {json.dumps(step)}: {_told(error)}"
+    finally:
+        schedule.setstate(before)
     return player
 
 

@@ -20,6 +20,7 @@ from history_model import Address, Line, State
 from history_values import difference, patched_in_place
 
 from pidurable.errors import DocumentTooNewError, SessionPoisonedError
+from pidurable.patch import lower
 from pidurable.records._messages import (
     AssistantMessage,
     ImageBlock,
@@ -30,6 +31,8 @@ from pidurable.records._messages import (
     UserMessage,
 )
 
+LOWERED_EVERY = 5
+"""Every so many frames the patch is also tried as plain RFC 6902."""
 FRAMES_MAX = 100
 """01-kernel 4: at most 100 undelivered frames are kept."""
 
@@ -63,6 +66,11 @@ class Target:
 
     def checked_every(self, frame: Any) -> int:
         return 1
+
+    def says_less(self, before: State, after: State) -> bool:
+        """Where nothing is made anew or migrated, the patch is of what changed."""
+        old, new = before.docs.get(self.address), after.docs.get(self.address)
+        return old is not None and new is not None and old.version == new.version == self.version
 
     def refused(self, state: State) -> bool:
         return state.too_new(self.address, self.version)
@@ -133,6 +141,9 @@ class View:
         """Looking at a whole page of entries costs what a page costs."""
         return 1 if len(frame.value.history) < 20 else 30
 
+    def says_less(self, before: State, after: State) -> bool:
+        return True
+
     def refused(self, state: State) -> bool:
         return False
 
@@ -200,6 +211,8 @@ class Due:
     state: State | None
     """What the commit left; None for a retirement."""
     whole: bool = False
+    exact: bool = True
+    """Whether its patch may not replace everything: what changed can be said in less."""
 
 
 @attrs.define(eq=False)
@@ -255,7 +268,7 @@ class Watcher:
                 self.end = change
                 self.counts["retirements"] += 1
             state = None if change == "retired" else after
-            due = Due(seq, state)
+            due = Due(seq, state, exact=bool(state) and self.target.says_less(before, after))
             if self._due and self._due[0].whole:
                 self.counts["folds"] += 1
                 if change == "retired":
@@ -355,6 +368,8 @@ class Watcher:
             found, wanted = (frame.seq, frame.whole), (due.seq, due.whole)
             raise WatchError(f"{self.target}: (seq, whole) expected {wanted}, found {found}")
         patch = frame.patch
+        if isinstance(self.target, Target) and self.counts["frames"] % LOWERED_EVERY == 0:
+            self._check_lowered(frame)
         try:
             self.value = patched_in_place(self.value, copy.deepcopy(patch))
         except (AssertionError, LookupError, TypeError, ValueError) as error:
@@ -364,6 +379,8 @@ class Watcher:
             ) from error
         if due.whole and [op["op"] for op in patch] != ["replace"]:
             raise WatchError(f"{self.target}, the patch of a whole frame is {patch}")
+        if due.exact and not due.whole and any(op["path"] == "" for op in patch):
+            raise WatchError(f"{self.target}, frame {frame.seq}: the patch replaces everything")
         if self.watch.seq != frame.seq or self.watch.value is not frame.value:
             raise WatchError(f"{self.target}: it does not stand where frame {frame.seq} does")
         self._since += 1
@@ -374,6 +391,13 @@ class Watcher:
             first = self.shared.setdefault((self.target, frame.seq), frame)
             if first is not frame:
                 raise WatchError(f"{self.target}: two frame objects of commit {frame.seq}")
+
+    def _check_lowered(self, frame: Any) -> None:
+        """For a client that knows RFC 6902 alone the same patch can be said in it."""
+        plain_ops = lower(frame.patch, self.value)
+        told = difference(frame.json(), patched_in_place(copy.deepcopy(self.value), plain_ops))
+        if told or any(op["op"] == "append" for op in plain_ops):
+            raise WatchError(f"{self.target}, frame {frame.seq} lowered: {told or plain_ops}")
 
     def _check_value(self) -> None:
         """Hold the frame that was taken last against the model, and against the patches."""

@@ -10,6 +10,7 @@ and printed with the command that plays it again; then the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shlex
 import sys
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import attrs
 from history_player import Player, first_difference, quiet_logs
@@ -117,6 +119,8 @@ class Report:
     counts: Counter[str] = attrs.Factory(Counter)
     rare: Counter[str] = attrs.Factory(Counter)
     differences: list[str] = attrs.Factory(list)
+    digest: Any = attrs.Factory(hashlib.sha256)
+    """Of what each history was: the same seeds give the same."""
     soak: Soak | None = None
     seconds: float = 0.0
 
@@ -188,6 +192,8 @@ def _one(report: Report, program: Program, seed: int, path: Path | None, *, trie
     found = first_difference(goal, program, seed, path)
     report.histories += 1
     if isinstance(found, Player):
+        seen = sorted((found.counts + found.rare).items())
+        report.digest.update(f"{seed} {seen} {found.model.published.seq}".encode())
         report.counts += found.counts
         report.rare += found.rare
         return
@@ -240,7 +246,7 @@ def main() -> int:
         for goal in ([given.goal] if given.goal else GOALS)
     ]
     for report in reports:
-        print(report.show_rare())
+        print(f"{report.show_rare()}\n  trace {report.digest.hexdigest()}")
         for each in report.differences:
             print(each)
     for report in reports:

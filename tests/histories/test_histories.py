@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from history_player import quiet_logs
@@ -12,6 +15,7 @@ from history_steps import GOALS, Program, draw_program, shrink
 from history_values import difference, patched
 from run_histories import run
 
+RUNNER = str(Path(__file__).with_name("run_histories.py"))
 SAMPLE = {"rewind": 6, "watches": 6, "context": 5}
 """Histories in the default suite; -m slow plays a thousand of each."""
 
@@ -52,6 +56,28 @@ def test_a_thousand_histories_agree_with_the_model(
 
     assert report.differences == []
     assert report.unseen == []
+
+
+@pytest.mark.slow
+def test_a_seed_plays_the_same_histories_under_any_hash_seed(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Two processes with different hash seeds leave the same trace of the same seeds."""
+    if "slow" not in str(request.config.getoption("-m")):
+        pytest.skip("takes two processes; run it with -m slow")
+    traces = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, RUNNER, "--goal", "watches", "--histories", "3", "--seed", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        traces.append([each for each in done.stdout.splitlines() if each.startswith("  trace ")])
+
+    assert len(traces[0]) == 1
+    assert traces[0] == traces[1]
 
 
 @pytest.mark.parametrize("goal", GOALS)
