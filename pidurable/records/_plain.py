@@ -9,7 +9,7 @@ would change a transcript without a word.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pidurable.errors import NotJsonError, show
@@ -116,7 +116,7 @@ _ANY = (dict, list, str, int, float, bool, type(None))
 # --- blocks -----------------------------------------------------------------------------------
 
 
-def _encode_block(block: Block) -> JsonValue:
+def _encode_block(block: Block, path: str) -> JsonValue:
     json: dict[str, JsonValue]
     if isinstance(block, TextBlock):
         json = {"type": "text", "text": block.text}
@@ -127,7 +127,7 @@ def _encode_block(block: Block) -> JsonValue:
     elif isinstance(block, ToolCallBlock):
         json = {"type": "tool_call", "name": block.name, "arguments": block.arguments}
     else:
-        raise NotJsonError("$", "expected a block of a message", show(block))
+        raise NotJsonError(path, "expected a block of a message", show(block))
     if block.opaque is not None:
         json["opaque"] = block.opaque
     return json
@@ -189,9 +189,25 @@ def _choose(
 # --- messages ---------------------------------------------------------------------------------
 
 
-def encode_messages(messages: Sequence[Message]) -> list[JsonValue]:
-    """Return the stored shape of messages: `{"role": ..., ...}` each."""
-    return [_encode_message(message) for message in messages]
+def encode_messages(messages: Sequence[Message], *, path: str = "$") -> list[JsonValue]:
+    """Return the stored shape of messages: `{"role": ..., ...}` each.
+
+    Raises:
+        NotJsonError: One is no message, or has what is no block; see its path.
+    """
+    return _encode_each(messages, path, _encode_message)
+
+
+def _encode_each(
+    values: Iterable[Any], path: str, encode: Callable[[Any, str], JsonValue]
+) -> list[JsonValue]:
+    if not isinstance(values, Iterable):
+        raise NotJsonError(path, "expected a list", show(values))
+    return [encode(value, join_path(path, index)) for index, value in enumerate(values)]
+
+
+def _encode_blocks(message: Any, path: str) -> list[JsonValue]:
+    return _encode_each(message.blocks, f"{path}.blocks", _encode_block)
 
 
 def decode_messages(json: JsonValue, *, path: str = "$") -> tuple[Message, ...]:
@@ -206,14 +222,14 @@ def decode_messages(json: JsonValue, *, path: str = "$") -> tuple[Message, ...]:
     )
 
 
-def _encode_message(message: Message) -> JsonValue:
+def _encode_message(message: Message, path: str) -> JsonValue:
     json: dict[str, JsonValue]
     if isinstance(message, UserMessage):
-        json = {"role": "user", "blocks": [_encode_block(block) for block in message.blocks]}
+        json = {"role": "user", "blocks": _encode_blocks(message, path)}
     elif isinstance(message, AssistantMessage):
         json = {
             "role": "assistant",
-            "blocks": [_encode_block(block) for block in message.blocks],
+            "blocks": _encode_blocks(message, path),
             "status": message.status,
             "stop_reason": message.stop_reason,
             "model": message.model,
@@ -226,7 +242,7 @@ def _encode_message(message: Message) -> JsonValue:
             "role": "tool_result",
             "call": list(message.call),
             "name": message.name,
-            "blocks": [_encode_block(block) for block in message.blocks],
+            "blocks": _encode_blocks(message, path),
             "is_error": message.is_error,
         }
         if message.code is not None:
@@ -241,7 +257,7 @@ def _encode_message(message: Message) -> JsonValue:
         if message.tools_removed:
             json["tools_removed"] = list(message.tools_removed)
     else:
-        raise NotJsonError("$", "expected a message", show(message))
+        raise NotJsonError(path, "expected a message", show(message))
     json["at_us"] = message.at_us
     return json
 
@@ -359,14 +375,20 @@ def decode_usage(json: JsonValue, *, path: str = "$") -> Usage:
 # --- edits ------------------------------------------------------------------------------------
 
 
-def encode_edits(edits: Sequence[Edit]) -> list[JsonValue]:
-    """Return the stored shape of edits; one without messages leaves its target out."""
-    return [
-        {"target": edit.target}
-        if edit.messages is None
-        else {"target": edit.target, "messages": encode_messages(edit.messages)}
-        for edit in edits
-    ]
+def encode_edits(edits: Sequence[Edit], *, path: str = "$") -> list[JsonValue]:
+    """Return the stored shape of edits; one without messages leaves its target out.
+
+    Raises:
+        NotJsonError: As of the messages that it puts there.
+    """
+    return _encode_each(edits, path, _encode_edit)
+
+
+def _encode_edit(edit: Edit, path: str) -> JsonValue:
+    if edit.messages is None:
+        return {"target": edit.target}
+    messages = encode_messages(edit.messages, path=f"{path}.messages")
+    return {"target": edit.target, "messages": messages}
 
 
 def decode_edits(json: JsonValue, *, path: str = "$") -> tuple[Edit, ...]:

@@ -21,6 +21,7 @@ from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
     PidurableError,
+    SessionClosedError,
     SessionPoisonedError,
     show,
 )
@@ -30,6 +31,7 @@ from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import Settings
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
+from pidurable.session._batch import again
 from pidurable.session._blobs import is_digest, with_blobs
 from pidurable.session._body import AsyncBody
 from pidurable.session._context import ModelContext
@@ -293,12 +295,21 @@ class Session:
                 state = await self.blocking.run(_documents.load, self.storage, address)
                 self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
 
+    def check_readable(self) -> None:
+        """Raise where nothing is read any more, also of what is still in memory."""
+        if self.line.poison is not None:
+            raise again(self.line.poison)
+        if self.closed:
+            raise SessionClosedError(self.storage.store)
+
     def doc_value(self, address: Address) -> Any:
+        self.check_readable()
         state = self.doc(address)
         return None if state is None else state.value
 
     def snapshot(self, cls: type[DocT], scope_id: int = 0, *, key: str = "") -> DocT | None:
         """The committed value of a document, decoded; None where there is none. Never creates."""
+        self.check_readable()
         definition = _documents.definition_of(cls)
         if definition.scope != "session" and not is_id(scope_id):
             problem = f"document {definition.name!r} belongs to a {definition.scope}; give its id"
@@ -320,6 +331,7 @@ class Session:
             NotFoundError: The entry is not in the history of the conversation, or the document was
                 not rewindable then, so that its value was not kept.
         """
+        self.check_readable()
         definition = _documents.definition_of(cls)
         _documents.check_rewindable(definition)
         row = self.storage.entry(entry_id) if is_id(entry_id) else None
@@ -371,6 +383,7 @@ class Session:
 
     async def context_entries(self, conversation_id: int) -> list[Entry]:
         """The committed entries in context range, in order. Kept for busy conversations."""
+        self.check_readable()
         return await self._transcripts.context_entries(conversation_id)
 
     async def context(self, conversation_id: int, cutoff: int | None = None) -> ModelContext:
@@ -387,12 +400,14 @@ class Session:
             NotFoundError: This session has no such conversation.
             InvalidArgumentError: The cutoff cannot be the id of an entry.
         """
+        self.check_readable()
         return await self._transcripts.context(conversation_id, cutoff)
 
     async def history(
         self, conversation_id: int, *, after: int = 0, before: int | None = None, limit: int = 200
     ) -> list[Entry]:
         """The newest `limit` entries of the history with after < id < before, oldest first."""
+        self.check_readable()
         return await self._transcripts.history(
             conversation_id, after=after, before=before, limit=limit
         )
@@ -424,6 +439,7 @@ class Session:
             NotFoundError: Nothing is.
             StorageCorruptError: They are not those that the name says.
         """
+        self.check_readable()
         found = None
         if is_digest(sha256):
             found = await self.blocking.run(self.storage.blob, sha256)

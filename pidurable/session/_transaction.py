@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pidurable.errors import (
     InvalidArgumentError,
@@ -39,9 +39,17 @@ from pidurable.storage import (
 if TYPE_CHECKING:
     from pidurable.session._session import Session
 
+T = TypeVar("T")
 
 _NO_BLOBS: frozenset[str] = frozenset()
 PRINCIPAL_CHARACTERS_MAX = 1000
+
+
+def _listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
+    """What a caller gave as a list."""
+    if not isinstance(given, Iterable):
+        raise InvalidArgumentError(name, "expected a list", show(given))
+    return tuple(given)
 
 
 def text_digest(text: str) -> str:
@@ -163,8 +171,10 @@ class Transaction(ForkWork):
             else session.codec.encode_text(value, path=f"$<{kind}>", bytes_max=limit)
         )
         messages_text = None
+        # An iterator can be walked once, and is always true.
+        messages, edits = _listed("messages", messages), _listed("edits", edits)
         if messages:
-            encoded = _codec.encode_messages(messages)
+            encoded = _codec.encode_messages(messages, path="$.messages")
             messages_text = _json.dumps(encoded, path="$.messages", bytes_max=limit)
             # Read as it will be: what could be written but not read again is refused here.
             messages = _codec.decode_messages(_json.loads_stored(messages_text), path="$.messages")
@@ -176,7 +186,8 @@ class Transaction(ForkWork):
                         f"edits[{place}]", "expected an Edit, as in Edit(target=id)", show(edit)
                     )
                 self._check_entry(conversation_id, edit.target)
-            edits_text = _json.dumps(_codec.encode_edits(edits), path="$.edits", bytes_max=limit)
+            encoded = _codec.encode_edits(edits, path="$.edits")
+            edits_text = _json.dumps(encoded, path="$.edits", bytes_max=limit)
             edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
         if messages or edits:
             self.check_images(messages, *(edit.messages or () for edit in edits))
@@ -209,10 +220,10 @@ class Transaction(ForkWork):
                 conversation_id=conversation_id,
                 seq=self.seq,
                 kind=kind,
-                messages=tuple(messages),
+                messages=messages,
                 data=None if data_text is None else _json.loads_stored(data_text),
                 head=head,
-                edits=tuple(edits),
+                edits=edits,
                 by_task=self._by_task,
                 at_us=at_us,
                 decode=session.codec.decode,

@@ -235,7 +235,7 @@ def test_unknown_shapes_are_refused_at_their_place(
 
 def test_only_messages_and_blocks_are_written() -> None:
     """A foreign object among messages or blocks is refused when it is written."""
-    with pytest.raises(NotJsonError, match="expected a message"):
+    with pytest.raises(NotJsonError, match=r"\$\[0\]: expected a message"):
         codec.encode_messages(["hi"])  # type: ignore[list-item]
-    with pytest.raises(NotJsonError, match="expected a block"):
+    with pytest.raises(NotJsonError, match=r"\$\[0\].blocks\[0\]: expected a block"):
         codec.encode_messages([UserMessage(blocks=("hi",), at_us=1)])  # type: ignore[arg-type]

@@ -335,11 +335,37 @@ async def test_an_edit_that_could_not_be_read_again_is_refused() -> None:
         conversation = await new_conversation(session)
         first = await commit_note(session, conversation, "x")
         bad: Any = UserMessage(blocks=(TextBlock(text=5),), at_us=1)  # type: ignore[arg-type]
+        no_blocks: Any = UserMessage(blocks=None, at_us=1)  # type: ignore[arg-type]
         for edits, problem in (
             ([Edit(target=first, messages=(bad,))], r"edits\[0\].messages\[0\].blocks\[0\].text"),
+            ([Edit(target=first, messages=bad)], r"edits\[0\].messages: expected a list"),
+            ([Edit(target=first, messages=(no_blocks,))], r"messages\[0\].blocks: expected a list"),
             ([{"target": first}], r"edits\[0\].*expected an Edit"),
+            (Edit(target=first), r"edits: expected a list"),
         ):
             with pytest.raises((NotJsonError, InvalidArgumentError), match=problem):
                 await session.run(session.transaction(), append(conversation, edits=edits))
 
         assert [entry.id for entry in await session.history(conversation)] == [first]
+
+
+async def test_what_is_appended_may_come_from_an_iterator() -> None:
+    """Messages and edits that can be walked once are stored like a list of them."""
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        first = await commit_note(session, conversation, "x")
+        said = UserMessage(blocks=(TextBlock(text="y"),), at_us=1)
+
+        def body(tx: Transaction) -> None:
+            messages: Any = (each for each in [said])
+            edits: Any = (each for each in [Edit(target=first)])
+            tx.append(conversation, kind="k", messages=messages, edits=edits)
+            with pytest.raises(InvalidArgumentError, match="messages: expected a list"):
+                tx.append(conversation, kind="k", messages=said)  # type: ignore[arg-type]
+
+        await session.run(session.transaction(), body)
+        stored = (await session.history(conversation))[-1]
+        kept = (await session.context_entries(conversation))[-1]
+
+    assert stored == kept
+    assert (stored.messages, stored.edits) == ((said,), (Edit(target=first),))
