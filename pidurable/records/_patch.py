@@ -4,7 +4,7 @@
 cost the whole string; that is what streaming needs. Holds at all times:
 
 * nothing here mutates what it is given: a result shares with its input what did not change, and
-  copies the containers on the way to what did;
+  copies the containers on the way to what did, each once however many operations meet it;
 * `apply(old, diff(old, new))` is `new`, type for type: 1, 1.0 and True are three values;
 * an operation that does not fit raises `NotJsonError`, whose path is the pointer it names; so does
   one after which the value would be deeper than 200 levels.
@@ -13,7 +13,7 @@ cost the whole string; that is what streaming needs. Holds at all times:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pidurable.errors import NotJsonError, show
 from pidurable.records._limits import VALUE_DEPTH_MAX
@@ -37,8 +37,9 @@ def apply(value: JsonValue, ops: Sequence[PatchOp]) -> JsonValue:
         NotJsonError: An operation is malformed or does not fit the value; `path` is its pointer.
             Nothing was changed.
     """
+    owned: _Owned = {}
     for op in ops:
-        value = _apply_one(value, op)
+        value = _apply_one(value, op, owned)
     return value
 
 
@@ -68,8 +69,9 @@ def lower(ops: Sequence[PatchOp], value: JsonValue) -> list[PatchOp]:
         NotJsonError: An operation does not fit the value.
     """
     lowered: list[PatchOp] = []
+    owned: _Owned = {}
     for op in ops:
-        value = _apply_one(value, op)
+        value = _apply_one(value, op, owned)
         if op["op"] == "append":
             whole = get(value, op["path"])
             op = {"op": "replace", "path": op["path"], "value": whole}
@@ -137,8 +139,21 @@ def same(left: JsonValue, right: JsonValue) -> bool:
 
 # --- applying ---------------------------------------------------------------------------------
 
+_Owned: TypeAlias = dict[int, Any]
+"""The containers that this call has made and nobody else has, by their `id`: the next operation may
+change them as they are. Without it, changing n items of a list would copy the list n times."""
 
-def _apply_one(value: JsonValue, op: Any) -> JsonValue:
+
+def _own(container: Any, owned: _Owned) -> Any:
+    """The container itself where it may be changed, else a copy that may."""
+    if id(container) in owned:
+        return container
+    copied = container.copy()
+    owned[id(copied)] = copied
+    return copied
+
+
+def _apply_one(value: JsonValue, op: Any, owned: _Owned) -> JsonValue:
     if not isinstance(op, dict) or not isinstance(op.get("path"), str):
         raise NotJsonError("op", "an operation is an object with op and path", show(op))
     name, pointer = op.get("op"), op["path"]
@@ -160,9 +175,12 @@ def _apply_one(value: JsonValue, op: Any) -> JsonValue:
                 return value
             if segments[: len(source_segments)] == source_segments:
                 raise NotJsonError(pointer, "a value cannot move into itself", source)
-            value = _change(value, source_segments, "remove", None, source)
+            value = _change(value, source_segments, "remove", None, source, owned)
+        else:
+            # It stands at two places from here on, so a change of one must copy it.
+            owned.clear()
         _check_depth(moved, segments, pointer)
-        return _change(value, segments, "add", moved, pointer)
+        return _change(value, segments, "add", moved, pointer, owned)
     if name not in ("add", "remove", "replace", "append"):
         raise NotJsonError(pointer, f"expected one of {', '.join(_OPS)} as op", show(name))
     if name == "append" and not isinstance(op["value"], str):
@@ -170,7 +188,7 @@ def _apply_one(value: JsonValue, op: Any) -> JsonValue:
     operand = op.get("value")
     if name != "remove" and type(operand) in _CONTAINERS:
         _check_depth(operand, segments, pointer)
-    return _change(value, segments, name, operand, pointer)
+    return _change(value, segments, name, operand, pointer, owned)
 
 
 _OPS = ("add", "remove", "replace", "move", "copy", "test", "append")
@@ -198,38 +216,47 @@ def _check_depth(value: JsonValue, segments: list[str], pointer: str) -> None:
 
 
 def _change(
-    value: JsonValue, segments: list[str], name: str, operand: JsonValue, pointer: str
+    value: JsonValue,
+    segments: list[str],
+    name: str,
+    operand: JsonValue,
+    pointer: str,
+    owned: _Owned,
 ) -> JsonValue:
-    """Return a copy of `value` with one operation done at `segments`."""
+    """Return `value`, copied where it is not owned, with one operation done at `segments`."""
     # Walk down first and build the copies on the way back, so that no depth is too deep.
     parents: list[tuple[Any, str]] = []
     for segment in segments[:-1]:
         parents.append((value, segment))
         value = _child(value, segment, pointer)
     if segments:
-        changed = _change_child(value, segments[-1], name, operand, pointer)
+        changed = _change_child(value, segments[-1], name, operand, pointer, owned)
     elif name == "remove":
         raise NotJsonError(pointer, "the whole value cannot be removed; replace it by null")
     else:
         changed = _grown(value, operand, pointer) if name == "append" else operand
     for parent, segment in reversed(parents):
-        copied = parent.copy()
+        copied = _own(parent, owned)
         copied[segment if type(parent) is dict else int(segment)] = changed
         changed = copied
     return changed
 
 
 def _change_child(
-    parent: JsonValue, segment: str, name: str, operand: JsonValue, pointer: str
+    parent: JsonValue, segment: str, name: str, operand: JsonValue, pointer: str, owned: _Owned
 ) -> JsonValue:
     if name == "add":
         if type(parent) is dict:
-            return {**parent, segment: operand}
+            copied = _own(parent, owned)
+            copied[segment] = operand
+            return copied
         if type(parent) is list:
             index = len(parent) if segment == "-" else _index(segment, len(parent), pointer)
-            return [*parent[:index], operand, *parent[index:]]
+            copied = _own(parent, owned)
+            copied.insert(index, operand)
+            return copied
     child = _child(parent, segment, pointer)
-    copied = parent.copy()
+    copied = _own(parent, owned)
     key = segment if type(parent) is dict else int(segment)
     if name == "remove":
         del copied[key]

@@ -275,7 +275,7 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
     value: Any = None
     base_bytes = delta_bytes = deltas = 0
     version = 1
-    copied = False
+    ops: list[Any] = []
     path = f"$<{address.name}>"
     if not revisions or not revisions[0].base:
         raise NotJsonError(path, "nothing is stored that its changes could begin with")
@@ -283,19 +283,19 @@ def materialise(row: DocumentRow, address: Address, revisions: list[RevisionRow]
         parsed = _json.loads_stored(revision.value)
         version = revision.version
         if revision.base:
-            value = parsed
+            value, ops = parsed, []
             base_bytes = _bytes_of(revision.value)
             delta_bytes = deltas = 0
-            copied = False
         else:
             if type(parsed) is not list:
                 raise NotJsonError(path, "a change is a list of operations", show(parsed))
-            value = _patch.apply(value, parsed)
-            copied = copied or _copies(parsed)
+            ops += parsed
             delta_bytes += _bytes_of(revision.value)
             deltas += 1
+    # All at once, so that what many of them change is copied once.
+    value = _patch.apply(value, ops)
     bound = base_bytes + delta_bytes
-    if copied:
+    if _copies(ops):
         # What a copy adds is not in the operations.
         bound = _bytes_of(_json.dumps(value, path=path))
     terms = Terms(version, row.history, row.fork)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import random
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from pidurable import patch
 from pidurable.errors import NotJsonError
+from pidurable.records import _patch
 from pidurable.records._patch import get, join_pointer, same
 
 KEYS = st.sampled_from(["a", "b", "", "a/b", "m~n", "~1", "0", "-", "ü"])
@@ -67,6 +70,73 @@ def test_operations_that_do_not_fit_are_refused_and_change_nothing(
         pass
     finally:
         assert same(before, value)
+
+
+def places(value: Any, pointer: str = "") -> list[str]:
+    """The pointers of a value and of everything below it."""
+    items = (
+        value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
+    )
+    found = [pointer]
+    for key, item in items:
+        found += places(item, join_pointer(pointer, key))
+    return found
+
+
+@pytest.mark.parametrize("first_seed", range(0, 300, 100))
+def test_operations_in_one_call_do_what_they_do_one_by_one(first_seed: int) -> None:
+    """Also where what one has copied, moved or put there is changed by another."""
+    for seed in range(first_seed, first_seed + 100):
+        draw = random.Random(seed)
+        start = {"a": [[1], {"x": [2]}], "b": {"y": {"z": []}}, "c": [{"w": 1}]}
+        before = copy.deepcopy(start)
+        expected: Any = copy.deepcopy(start)
+        ops: list[Any] = []
+        put: Any = {"put": [[]]}  # one object, put at many places
+        for _ in range(30):
+            below = places(expected)
+            containers = [p for p in below if type(get(expected, p)) in (dict, list)]
+            target = draw.choice(containers)
+            name = "-" if type(get(expected, target)) is list else draw.choice("abcde")
+            op: Any = {"op": draw.choice(["add", "add", "copy", "copy", "move", "remove"])}
+            op["path"] = join_pointer(target, name)
+            if op["op"] == "add":
+                op["value"] = put if draw.random() < 0.5 else draw.randrange(9)
+            elif op["op"] != "remove":
+                op["from"] = draw.choice(below)
+            else:
+                op["path"] = draw.choice(below)
+            with contextlib.suppress(NotJsonError):
+                # A copy of everything: nothing that another operation has made is met again.
+                after = copy.deepcopy(patch.apply(expected, [copy.deepcopy(op)]))
+                if len(places(after)) < 500:
+                    expected = after
+                    ops.append(op)
+        ops_before = copy.deepcopy(ops)
+
+        assert same(patch.apply(start, ops), expected)
+        assert same(start, before)
+        assert same(ops, ops_before)
+
+
+def test_what_many_operations_change_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To change n items of a list of n costs n, and not n copies of the list."""
+    made: list[int] = []
+    own = _patch._own
+
+    def counted(container: Any, owned: dict[int, Any]) -> Any:
+        copied = own(container, owned)
+        made.append(id(copied))
+        return copied
+
+    monkeypatch.setattr(_patch, "_own", counted)
+    old = {"items": [[n] for n in range(500)], "spare": 1}
+    new = {"items": [[n, n] for n in range(1, 600)]}
+    ops = patch.diff(old, new)
+    assert same(patch.apply(old, ops), new)
+    assert len(ops) > 600
+    assert len(set(made)) == 2 + 500
+    assert same(patch.apply(old, patch.lower(ops, old)), new)
 
 
 # From the examples of RFC 6902, appendix A.
