@@ -313,7 +313,8 @@ class Harness:
         `async with harness.watch(Todos, id) as watch`, then `watch.value` and
         `async for frame in watch`. Where there is no document the value is None, and its creation
         is the first frame. Its retirement is the last one, with the value None: what is created at
-        the same address later is another document. Watching slows no commit, and starts nothing.
+        the same address later is another document. A watch of a task's document ends with the task,
+        whether or not there was one. Watching slows no commit, and starts nothing.
 
         Args:
             cls: A class declared with `@document`.
@@ -321,7 +322,7 @@ class Harness:
             key: Which one of a family.
 
         Raises:
-            NotFoundError: This session has no such conversation.
+            NotFoundError: This session has no such conversation, or no such task.
             DocumentTooNewError: A newer version of the class has written it; update this program.
             MigrationError: `migrate` could not read what is stored.
             NestedCommitError: It is called in the body of a commit; watch before or after it.

@@ -23,12 +23,14 @@ from pidurable.errors import (
     InvalidArgumentError,
     PidurableError,
     StorageRefusedError,
+    UnknownTaskError,
     show,
 )
 from pidurable.records import _patch
 from pidurable.records._checks import is_id
 from pidurable.records._patch import PatchOp
 from pidurable.records._readonly import JsonObject, copied_json
+from pidurable.records._tasks import Status
 from pidurable.session import _documents
 from pidurable.session._documents import Address, DocChange, DocState, DocumentDefinition
 from pidurable.session._watch import Hub, Watch
@@ -164,6 +166,8 @@ class DocumentWatches:
     def __init__(self, session: Session) -> None:
         self.hubs: dict[Address, dict[type, Hub[Any]]] = {}
         """By address, and by the class that reads what is there. Empty where nobody watches."""
+        self._of_tasks: dict[int, set[Address]] = {}
+        """By task, what is watched of its documents."""
         self._session = session
 
     @asynccontextmanager
@@ -178,6 +182,8 @@ class DocumentWatches:
         address = _documents.address(definition, scope_id, key)
         if definition.scope == "conversation":
             session.conversation(scope_id)
+        elif definition.scope == "task" and session.storage.task(scope_id) is None:
+            raise UnknownTaskError(scope_id)
         watch: Watch[DocumentView[DocT] | None] = await at_one_point(
             session,
             is_ready=lambda: (
@@ -210,7 +216,15 @@ class DocumentWatches:
                 on_empty=lambda hub: self._forget(address, definition.cls, hub),
             )
             self.hubs.setdefault(address, classes)[definition.cls] = hub
-        return hub.join(session.line.published_seq)
+            if definition.scope == "task":
+                self._of_tasks.setdefault(address.scope_id, set()).add(address)
+        watch = hub.join(session.line.published_seq)
+        if definition.scope == "task" and watch.value is None:
+            task = session.storage.task(address.scope_id)
+            if task is None or task.status == Status.TERMINAL:
+                # Nothing will ever be there.
+                watch._end(None)
+        return watch
 
     def _forget(self, address: Address, cls: type, hub: Hub[Any]) -> None:
         # A hub whose document was retired is not here any more, and another may be.
@@ -218,7 +232,15 @@ class DocumentWatches:
         if classes is not None and classes.get(cls) is hub:
             del classes[cls]
             if not classes:
-                del self.hubs[address]
+                self._drop(address)
+
+    def _drop(self, address: Address) -> dict[type, Hub[Any]]:
+        of_task = self._of_tasks.get(address.scope_id)
+        if of_task is not None and address in of_task:
+            of_task.discard(address)
+            if not of_task:
+                del self._of_tasks[address.scope_id]
+        return self.hubs.pop(address)
 
     def _view(self, definition: DocumentDefinition, state: DocState | None) -> Value:
         if state is None:
@@ -233,8 +255,7 @@ class DocumentWatches:
                 continue
             if change.held_after is None:
                 # What is created there later, in this very commit too, is another document.
-                del self.hubs[change.address]
-                for hub in classes.values():
+                for hub in self._drop(change.address).values():
                     hub.publish(tx.seq, None, None)
                     hub.end()
                 continue
@@ -258,9 +279,15 @@ class DocumentWatches:
         before, after, ops = hub.value, self._view(definition, state), change.ops
         hub.publish(seq, after, lambda: patch_of(before, after, ops))
 
+    def task_ended(self, task_id: int) -> None:
+        """End the watches of documents that a task never had: they will not come any more."""
+        for address in list(self._of_tasks.get(task_id, ())):
+            for hub in self._drop(address).values():
+                hub.end()
+
     def end(self, error: PidurableError | None = None) -> None:
         """End every watch: the session is closed, or serves nothing more."""
-        hubs, self.hubs = self.hubs, {}
+        hubs, self.hubs, self._of_tasks = self.hubs, {}, {}
         for classes in hubs.values():
             for hub in classes.values():
                 hub.end(error)

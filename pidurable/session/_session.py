@@ -483,6 +483,10 @@ class Session:
             participant.poisoned(error)
         self._end_watches(error)
 
+    def task_ended(self, task_id: int) -> None:
+        """A task has ended by the commit that is being published, and its documents with it."""
+        self._watches.task_ended(task_id)
+
     def _end_watches(self, error: SessionPoisonedError | None) -> None:
         for end in self.watch_ends:
             end(error)

@@ -259,6 +259,7 @@ class Runtime(SessionTree):
             self.fresh.pop(id, None)
             self._attached.pop(id, None)
             self.waits.task_ended(id)
+            self.session.task_ended(id)
         index.ended.clear()
         for id in index.idle_scopes:
             self.waits.conversation_idle(id)

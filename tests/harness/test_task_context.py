@@ -389,6 +389,40 @@ async def test_a_task_watches_documents_and_its_own_end_with_it() -> None:
     assert seen == [None, Progress(1)]
 
 
+async def test_a_watch_of_what_a_task_never_had_ends_with_the_task() -> None:
+    """Whether it began before or after, and of an unknown task there is nothing to watch."""
+    going = trio.Event()
+
+    async def first(ctx: Ctx) -> None:
+        await going.wait()
+        await ctx.complete([])
+
+    registry = Registry()
+    registry.install(Extension("tests", tasks=[Scripted(first)]))
+    async with open_harness(MemoryStorage(), registry=registry) as harness:
+        root = await harness.root()
+        task_id = await root.create_task(Scripted, "x")
+        other = await root.create_task(Scripted, "y")
+        async with (
+            harness.watch(Progress, task_id) as watch,
+            harness.watch(Progress, task_id) as second,
+            harness.watch(Progress, other) as kept,
+        ):
+            assert watch.value is None
+            going.set()
+            assert [frame async for frame in watch] == []
+            assert [frame async for frame in second] == []
+            assert [frame async for frame in kept] == []
+        async with harness.watch(Progress, task_id) as late:
+            assert late.value is None
+            assert [frame async for frame in late] == []
+        with pytest.raises(UnknownTaskError):
+            async with harness.watch(Progress, 999):
+                pass
+        watches = harness.session._watches
+        assert (watches.hubs, watches._of_tasks) == ({}, {})
+
+
 async def test_a_phase_cannot_watch_what_is_no_document() -> None:
     """A wrong class or id is refused at the call, before anything is waited for."""
 
