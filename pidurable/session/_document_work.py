@@ -206,25 +206,37 @@ class DocumentWork:
         self._check_open()
         address = self._address(cls, scope_id, key)
         definition = _documents.definition_of(cls)
-        for draft in self._drafts:
-            if draft.address == address:
-                if draft.definition is not definition:
-                    _refuse_second_class(definition, draft.definition)
-                return draft.value  # type: ignore[no-any-return]
-        await self._session.fetch_doc(address)
-        self._check_open()
+        if self._draft_at(address) is None:
+            await self._fetch(address)
+            self._check_open()
+        # Another task of the body may have asked for it meanwhile.
+        standing_draft = self._draft_at(address)
+        if standing_draft is not None:
+            if standing_draft.definition is not definition:
+                _refuse_second_class(definition, standing_draft.definition)
+            return standing_draft.value  # type: ignore[no-any-return]
         before = self._today(definition, address)
         value = (
             cls()
             if before is None
             else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
         )
+        if not self._handed_out:
+            self._handed_out = []
         self._drafts = self._drafts or []
         standing = self._pending.get(address) or self._doc_state(address)
         exact = standing is None or standing.drafted_by is definition
-        self._drafts.append(_DocDraft(definition, address, before, value, exact))
-        self._handed_out = [*self._handed_out, self._drafts[-1]]
+        draft = _DocDraft(definition, address, before, value, exact)
+        self._drafts.append(draft)
+        self._handed_out.append(draft)
         return value
+
+    def _draft_at(self, address: Address) -> _DocDraft | None:
+        return next((draft for draft in self._drafts if draft.address == address), None)
+
+    async def _fetch(self, address: Address) -> None:
+        """Have what stands at an address in memory."""
+        await self._session.fetch_doc(address)
 
     def append_text(
         self, cls: type, scope_id: int | None, path: str, text: str, *, key: str = ""

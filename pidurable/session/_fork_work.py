@@ -27,14 +27,27 @@ class ForkWork(DocumentWork):
 
     async def prepare(self) -> None:
         for fork in self._forks.values():
-            if fork.sources is None and not self._is_staged(fork):
-                session = self._session
-                found = await session.blocking.run(
-                    read_sources, session.storage, fork, session.cached_docs()
-                )
-                session.keep_docs(found.living)
-                fork.sources = found
+            await self._read_for(fork)
         await super().prepare()
+
+    async def _read_for(self, fork: Fork) -> None:
+        """Read what a fork may start with, once. The line is held, so it stays as it is."""
+        if fork.sources is None and not self._is_staged(fork):
+            session = self._session
+            found = await session.blocking.run(
+                read_sources, session.storage, fork, session.cached_docs()
+            )
+            session.keep_docs(found.living)
+            fork.sources = found
+
+    async def _fetch(self, address: Address) -> None:
+        fork = self._forks.get(address.scope_id)
+        if fork is not None and address.scope == CONVERSATION_SCOPE:
+            # Nothing is stored of it yet: it begins with what the parent has, or had.
+            await self._read_for(fork)
+            await self._fetch(address._replace(scope_id=fork.parent))
+        else:
+            await super()._fetch(address)
 
     def _is_staged(self, fork: Fork) -> bool:
         """Whether a fork stands on what is not stored yet, so that nothing can be read for it."""

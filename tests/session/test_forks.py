@@ -454,6 +454,19 @@ async def test_what_a_fork_copies_is_read_outside_the_loop(monkeypatch: pytest.M
         assert values(session, fork) == [None, "b", "a"]
         await session.run(session.transaction(), lambda tx: tx.fork(top, entries[0]))
         assert "documents_as_of" in outside
+    again = storage.reopen()
+    outside.clear()
+    for name in ("document", "revisions", "document_as_of"):
+        monkeypatch.setattr(again, name, noticed(name))
+    async with (
+        open_test_session(again, blocking=blocking) as session,
+        session.body(session.transaction()) as tx,
+    ):
+        # A body that looks at its fork, which is a fork of its fork, may await as well.
+        fork = tx.fork(tx.fork(top))
+        assert (await tx.document(Current, fork)).value == "b"
+        assert (await tx.document(Past, tx.fork(top, entries[0]))).value == "a"
+        assert outside == []
 
 
 @pytest.mark.parametrize("read", ["documents", "revisions", "documents_as_of", "entry", "entries"])

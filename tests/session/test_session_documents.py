@@ -137,6 +137,22 @@ async def test_a_draft_taken_twice_is_one() -> None:
             await tx.document(Counter)
 
 
+async def test_two_tasks_of_a_body_share_one_draft() -> None:
+    """Who asks while the document is being read gets the draft that the other one gets."""
+    drafts: list[Counter] = []
+    async with open_test_session(MemoryStorage()) as session:
+
+        async def ask(tx: Transaction) -> None:
+            drafts.append(await tx.document(Counter))
+            drafts[-1].count += 1
+
+        async with session.body(session.transaction()) as tx, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, tx)
+            nursery.start_soon(ask, tx)
+        assert drafts[0] is drafts[1]
+        assert session.snapshot(Counter) == Counter(2)
+
+
 @document("test.with_dict", scope="session")
 @attrs.define(slots=False)
 class WithDict:
