@@ -189,8 +189,7 @@ class Transaction(ForkWork):
             encoded = _codec.encode_edits(edits, path="$.edits")
             edits_text = _json.dumps(encoded, path="$.edits", bytes_max=limit)
             edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
-        if messages or edits:
-            self.check_images(messages, *(edit.messages or () for edit in edits))
+        self.check_images(messages, *(edit.messages or () for edit in edits))
         if head is not None:
             head = head or number
             if head != number:
