@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import sqlite3
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fractions import Fraction
@@ -137,6 +138,52 @@ async def test_a_damaged_revision_is_an_error_at_each_door_and_is_never_written_
     )
     async with opened(path) as harness:
         assert harness.snapshot(Log, (await harness.root()).id) == Log("kept and more")
+
+
+def copy_with_torn_log(path: Path, copy: Path, damage: str) -> None:
+    """Copy a store as a crash would leave it, and tear the end of its log.
+
+    Another process copies: this one holds the store, and must not open SQLite's files itself.
+    """
+    for end in ("", "-wal"):
+        subprocess.run(["cp", f"{path}{end}", f"{copy}{end}"], check=True)
+    log = Path(f"{copy}-wal")
+    whole = log.read_bytes()
+    torn = {"cut": whole[:-100], "zeros": whole + b"\0" * 1_000, "garbage": whole + whole[:1_000]}
+    log.write_bytes(torn[damage])
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
+async def test_a_torn_end_of_the_log_costs_at_most_the_last_commit(
+    damage: str, tmp_path: Path
+) -> None:
+    """All before it reads, nothing is fused with it, and the next commit is whole."""
+    # C075
+    path, copy = tmp_path / "s.sqlite", tmp_path / "copy.sqlite"
+    async with opened(path) as harness:
+        root = await harness.root()
+        ids = []
+        for number in range(20):
+            async with harness.commit() as tx:
+                ids.append(tx.append(root.id, {"number": number}, kind="cases.note"))
+                (await tx.document(Log, root.id)).text += f"{number} "
+        copy_with_torn_log(path, copy, damage)
+
+    async with opened(copy, takeover=True) as harness:
+        root = await harness.root()
+        kept = len(await root.history())
+        assert kept == (19 if damage == "cut" else 20)
+        async with harness.commit() as tx:
+            tx.append(root.id, {"number": "next"}, kind="cases.note")
+            (await tx.document(Log, root.id)).text += "next"
+    async with opened(copy) as harness:
+        history = await harness.conversation(root.id).history()
+        numbers: list[Any] = [*range(kept), "next"]
+        assert [entry.data["number"] for entry in history] == numbers
+        assert [entry.id for entry in history][:kept] == ids[:kept]
+        found = harness.snapshot(Log, root.id)
+        assert found is not None
+        assert found.text == " ".join(map(str, numbers))
 
 
 STEPS = 400
