@@ -199,7 +199,7 @@ class Conversation:
 
         Args:
             at: Any entry of the history, also one that it shares with its own parent; None: the
-                newest.
+                newest, and the documents and the agent as they are now.
             key: Fork once: a second call with the same key gives the first fork, whatever `at` it
                 names; 1 to 512 characters.
 

@@ -3,7 +3,8 @@
 A fork is a row that names its parent and the last entry of the parent's history that counts. The
 documents are copied by what is stored beside them, never by their classes: `initial` ones are left
 behind, `current` ones as the parent has them when the forking body ends, `as_of` ones as they were
-after the commit of the fork entry, in the conversation that this entry stands in. What stands at an
+after the commit of the entry that was asked for, in the conversation that it stands in, or as now,
+where a fork of now was asked for. What stands at an
 address when the fork commits decides which of the three it is; where nothing stands there any more,
 what stood there then decides. Holds at all times:
 
@@ -40,8 +41,7 @@ class Fork:
     home: int
     """The conversation that the fork entry stands in: the parent, or one that it was forked from"""
     seq: int | None
-    """The commit of the fork entry; None where the parent's history is empty, so that `as_of` can
-    only mean now."""
+    """The commit of the entry that was asked for; None where none was, so that `as_of` is now."""
     settled: set[Address] = attrs.Factory(set)
     """Which of its addresses have what they start with."""
     sources: Sources | None = None

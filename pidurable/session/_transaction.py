@@ -273,13 +273,14 @@ class Transaction(ForkWork):
         has the parent's principal and what the documents' fork policies say (`initial`, `current`,
         `as_of`); tasks, their documents and input that is queued stay behind, so it is not busy.
         `current` documents are copied as they are when the body ends, or when the body first looks
-        at the fork's own. `as_of` ones are as they were after the commit of the fork entry, also
-        where they have changed since without an entry.
+        at the fork's own. `as_of` ones are as they were after the commit of the entry that `at`
+        names, also where they have changed since without an entry; without `at` they are as now.
 
         Args:
             conversation_id: The parent.
             at: Any entry of its history, also one that it shares with its own parent, also one that
-                this commit made. None: the newest. A conversation without entries can be forked.
+                this commit made. None: the newest, and documents as they are now. A conversation
+                without entries can be forked.
             key: Fork once: a second call with the same key gives the first fork's id, whatever `at`
                 it names; 1 to 512 characters.
 
@@ -305,8 +306,9 @@ class Transaction(ForkWork):
                     raise InvalidArgumentError("key", problem, show(key))
                 return found
         if at is None:
-            at = self._newest_entry(parent_id)
-        home, seq = (parent_id, None) if at is None else self._check_entry(parent_id, at)
+            at, home, seq = self._newest_entry(parent_id), parent_id, None
+        else:
+            home, seq = self._check_entry(parent_id, at)
         made = self.add_conversation(
             owner=owner, key=key, principal=parent.principal, parent=(parent_id, at)
         )

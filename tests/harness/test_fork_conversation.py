@@ -37,7 +37,7 @@ async def test_a_fork_in_a_tool_round_is_idle_and_goes_its_own_way() -> None:
 
 
 async def test_the_agent_of_a_fork_is_that_of_its_entry() -> None:
-    """`pi.agent` is copied as of the fork entry; changing either leaves the other alone."""
+    """`pi.agent` is copied as of the fork entry, or of now; changing either touches no other."""
     world = World("one", "two")
     async with world.open() as harness:
         parent = await harness.root()
@@ -45,10 +45,14 @@ async def test_the_agent_of_a_fork_is_that_of_its_entry() -> None:
         await parent.configure(AgentChange(model=MODEL, instructions="be brief"))
         await (await parent.submit("2")).wait()
         early = await parent.fork(first.entry)
+        await parent.configure(AgentChange(instructions="be kind"))
+        now = await parent.fork()
+        await parent.configure(AgentChange(instructions="be brief"))
         late = await parent.fork(key="late")
         await late.configure(AgentChange(instructions="be long"))
 
         assert early.agent()["instructions"] is None
+        assert now.agent()["instructions"] == "be kind"
         assert late.agent()["instructions"] == "be long"
         assert parent.agent()["instructions"] == "be brief"
         assert (await parent.fork(first.entry, key="late")).id == late.id

@@ -67,6 +67,8 @@ class Place:
     owner: int | None = None
     """The task that made it, if one did."""
     principal: str = ""
+    now: bool = False
+    """Whether the fork was made of now, and not of an entry."""
 
 
 @attrs.define
@@ -133,12 +135,13 @@ class State:
         self.places[place.id] = attrs.evolve(place, entries=(*place.entries, line.id))
 
     def fork(self, made: int, parent: int, at: int | None, owner: int | None) -> None:
-        """Fork at an entry of the parent's history, or at its newest where `at` is None."""
-        if at is None:
+        """Fork at an entry of the parent's history, or as of now where `at` is None."""
+        now = at is None
+        if now:
             history = self.history(parent)
             at = history[-1].id if history else None
         principal = self.places[parent].principal
-        self.places[made] = Place(made, parent, at, owner=owner, principal=principal)
+        self.places[made] = Place(made, parent, at, owner=owner, principal=principal, now=now)
 
     def inherited(self, address: Address, past: Past) -> Doc | None:
         """What a document of a fork begins with.
@@ -150,11 +153,12 @@ class State:
         assert place.parent is not None
         living = self.docs.get((name, place.parent, key))
         policy = None if living is None else living.policy(name)
-        if policy == "current" or (policy == "as_of" and place.parent_entry is None):
+        if policy == "current" or (policy == "as_of" and place.now):
             return living
-        if policy == "initial" or place.parent_entry is None:
+        if policy == "initial" or place.now:
             return None
         home = self.lines[place.parent_entry].conversation
+        assert place.parent_entry is not None
         then = past.at(self, place.parent_entry).docs.get((name, home, key))
         if then is not None and policy is None and then.policy(name) != "as_of":
             return None

@@ -179,7 +179,7 @@ async def test_a_fork_in_the_commit_of_its_entry_has_what_the_body_staged(
                 draft.value = "new"
             (await tx.document(Shelf, top, key="k")).value = "made here"
         async with session.body(session.transaction()) as tx:
-            second = tx.fork(top)
+            second, third = tx.fork(top, entry), tx.fork(top)
             tx.retire(Current, top)
             tx.retire(Past, top)
         session = await place.session()
@@ -189,6 +189,8 @@ async def test_a_fork_in_the_commit_of_its_entry_has_what_the_body_staged(
         assert session.snapshot(Shelf, fork, key="k") == Shelf("made here")
         # `as_of` looks at the entry, where the document still was.
         assert values(session, second) == [None, None, "new"]
+        # A fork of now has what there is when the body ends.
+        assert values(session, third) == [None, None, None]
         assert values(session, top) == ["new", None, None]
 
 
@@ -213,7 +215,7 @@ async def test_a_fork_at_an_entry_of_its_batch_sees_the_documents_of_then(
 
         def fork(tx: Transaction) -> None:
             made["fork a"] = tx.fork(top, made["a"])
-            made["fork b"] = tx.fork(top)
+            made["fork b"] = tx.fork(top, made["b"])
             made["fork of a fork"] = tx.fork(made["fork a"])
 
         async with trio.open_nursery() as nursery, line_held(session):
@@ -233,7 +235,7 @@ async def test_a_body_works_on_the_documents_of_its_own_fork() -> None:
     storage = MemoryStorage()
     async with open_test_session(storage) as session:
         top = (await session.run(session.transaction(), lambda tx: tx.add_conversation())).id
-        await set_all(session, top, "parent")
+        first = await set_all(session, top, "parent")
         async with session.body(session.transaction()) as tx:
             drafted = await tx.document(Current, top)
             drafted.value = "drafted"
@@ -244,15 +246,16 @@ async def test_a_body_works_on_the_documents_of_its_own_fork() -> None:
             drafted.value = "too late for the fork"
             tx.append_text(Past, fork, "/value", " grown")
             assert tx.doc_value(Address("fork.initial", 1, fork, "")) is None
-            second = tx.fork(fork)
-            third = tx.fork(top)
+            second, third = tx.fork(fork), tx.fork(top)
             tx.retire(Past, third)
+            fourth = tx.fork(fork, first)
             entry = tx.append(fork, Note("mine"))
             assert tx.fork(fork, entry) != tx.fork(fork, entry)
         assert values(session, top) == ["parent", "too late for the fork", "parent"]
         assert values(session, fork) == [None, "drafted and mine", "parent grown"]
-        # The entry of the second one stands in the top: its `as_of` documents are the top's.
-        assert values(session, second) == [None, "drafted and mine", "parent"]
+        assert values(session, second) == [None, "drafted and mine", "parent grown"]
+        # The entry of this one stands in the top: its `as_of` documents are the top's of then.
+        assert values(session, fourth) == [None, "drafted and mine", "parent"]
         assert values(session, third) == [None, "too late for the fork", None]
         for address in (Address("fork.current", 1, fork, ""), Address("fork.past", 1, fork, "")):
             row = storage.document(*address)
