@@ -21,17 +21,19 @@ _ENDED = "__pidurable_ended_draft__"
 def end_draft(draft: Any, definition: DocumentDefinition) -> None:
     """Have every later look at an attribute of a draft, and every change, refused.
 
-    A draft whose class takes no subclass, or has made it something else meanwhile, is left alone.
+    A draft whose class takes no subclass is left alone: its commit has succeeded, or failed for
+    another reason, and nobody is to be told of this one instead.
     """
     cls = definition.cls
-    ended = cls.__dict__.get(_ENDED)
-    try:
-        if ended is None:
+    if _ENDED not in cls.__dict__:
+        try:
             ended = _ended_class(cls, f"draft of {definition.name}")
-            setattr(cls, _ENDED, ended)
+        except Exception:  # what a class does with its subclasses is code of others
+            ended = None
+        setattr(cls, _ENDED, ended)
+    ended = cls.__dict__[_ENDED]
+    if ended is not None:
         object.__setattr__(draft, "__class__", ended)
-    except TypeError:
-        return
 
 
 def _ended_class(cls: type, what: str) -> type:

@@ -159,6 +159,26 @@ class WithDict:
     value: int = 0
 
 
+@document("test.last", scope="session")
+@attrs.define
+class Last:
+    value: int = 0
+
+    def __init_subclass__(cls) -> None:
+        raise ValueError("there is nothing below")
+
+
+async def test_a_draft_whose_class_takes_no_subclass_lives_on() -> None:
+    """The commit is what it would have been, and nothing done to the draft later reaches it."""
+    async with open_test_session(MemoryStorage()) as session:
+        for value in (1, 2):
+            async with session.body(session.transaction()) as tx:
+                last = await tx.document(Last)
+                last.value = value
+            last.value = 7
+            assert session.snapshot(Last) == Last(value)
+
+
 async def test_drafts_die_with_their_body() -> None:
     """Whoever looks at a draft later, or changes it, is told; also of a body that failed."""
     drafts: list[Any] = []
