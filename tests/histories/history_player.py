@@ -38,7 +38,7 @@ LOOKS = 6
 PLACES = 3
 """How many contexts are judged after each step; all of them at each opening and at the end."""
 WATCHERS_MAX = 12
-NEED_A_PLACE = ("task", "flood", "round", "poke", "churn", "watch")
+NEED_A_PLACE = ("brim", "task", "flood", "round", "poke", "churn", "watch")
 """Steps that are about a conversation, and are nothing where there is none."""
 
 
@@ -499,22 +499,47 @@ class Player:
             if each > PAGE:
                 self.rare["more than a page in one commit"] += 1
 
-    async def _churn(self, kind: int, owner: int, key: int, many: int) -> None:
-        """Many small changes of one document, one commit each; of one that is watched if any is."""
-        watched = self._watched(owner)
-        found = KINDS[kind % len(KINDS)] if watched is None else BY_NAME[watched[0]]
+    async def _brim(self, number: int, beyond: int, seed: int) -> None:
+        """Exactly as many changes as a watcher may hold, or one more; then some are taken."""
+        writable = [
+            watcher
+            for watcher in self.watchers
+            if watcher.temper == "slow" and not watcher.done and watcher.room
+            if isinstance(watcher.target, Target)
+            and BY_NAME[watcher.target.address[0]].scope != "task"
+            if watcher.target.version >= self.versions[watcher.target.address[0]]
+        ]
+        if not writable:
+            return
+        watcher = writable[number % len(writable)]
+        assert isinstance(watcher.target, Target)
+        await self._change_often(watcher.target.address, watcher.room + beyond % 2)
+        self.rare["a hundred frames and one more" if beyond % 2 else "a hundred frames"] += 1
+        await watcher.take(seed % 5 + 1)
+
+    async def _change_often(self, address: Address, many: int) -> None:
+        """So many commits, each of which changes a document by a little."""
+        kind = BY_NAME[address[0]]
         for number in range(many):
             async with self.stage.harness.commit() as tx:
                 body = self._body(tx)
-                address = watched or body.address(found, owner, key)
-                if address is None:
-                    return
                 how = 2 if number == 0 else 4
-                await body.write(found, address, self.versions[found.name], how, Random(number))
+                await body.write(kind, address, self.versions[kind.name], how, Random(number))
                 staged = body.finish()
                 if staged:
                     self.model.stage(body.state)
             self._check_published(tx, body.state, staged=staged)
+
+    async def _churn(self, kind: int, owner: int, key: int, many: int) -> None:
+        """Many small changes of one document, one commit each; of one that is watched if any is."""
+        address = self._watched(owner)
+        if address is None:
+            found = KINDS[kind % len(KINDS)]
+            async with self.stage.harness.commit() as tx:
+                address = self._body(tx).address(found, owner, key)
+        if address is None:
+            return
+        await self._change_often(address, many)
         if many > 256:
             self.rare["more changes than deltas stand on a base"] += 1
 

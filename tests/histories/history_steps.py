@@ -56,6 +56,7 @@ STEPS: dict[str, int] = {
     "poke": 0,
     "churn": 0,
     "flood": 0,
+    "brim": 0,
     "look": 2,
 }
 GOALS: dict[str, dict[str, int]] = {
@@ -69,6 +70,7 @@ GOALS: dict[str, dict[str, int]] = {
         "poke": 24,
         "churn": 5,
         "flood": 2,
+        "brim": 1,
         "round": 1,
         "look": 0,
     },

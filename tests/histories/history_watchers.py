@@ -281,6 +281,13 @@ class Watcher:
             else:
                 self._due.append(due)
 
+    @property
+    def room(self) -> int:
+        """How many more frames may be kept for it; 0 also while it has fallen behind."""
+        self.account()
+        behind = bool(self._due) and self._due[0].whole
+        return 0 if behind or self.end else FRAMES_MAX - len(self._due)
+
     # --- consuming ---------------------------------------------------------------------------
 
     async def run(

@@ -86,6 +86,8 @@ RARE = {
         "retired and made again in one commit",
         "retired while folding",
         "frame of a view",
+        "a hundred frames",
+        "a hundred frames and one more",
         "view of more than a page",
         "more than a page in one commit",
         "watch opened among commits",
