@@ -353,10 +353,13 @@ class DocumentWork:
 
     # --- the end of the body -------------------------------------------------------------
 
-    def seal_documents(self) -> None:
-        """Compare the drafts and make the rows of every document that changed."""
+    def compare_drafts(self) -> None:
+        """Stage what the drafts have become. The body has ended, and makes no more of them."""
         for draft in self._drafts:
             self._compare(draft)
+
+    def seal_documents(self) -> None:
+        """Make the rows of every document that changed."""
         for fork in self._forks.values():
             self._copy_documents(fork)
         if self._retired or self._pending:

@@ -79,9 +79,11 @@ class Transaction(ForkWork):
         if self.broken is not None:
             # The body swallowed a failed read; what it decided stands on nothing.
             raise self.broken
-        self.seal_documents()
+        self.compare_drafts()
         for participant in self._session.participants:
             participant.check_staged(self)
+        # Last, as the participants may change documents too.
+        self.seal_documents()
         if self.broken is not None:
             raise self.broken
         for key, value in self.unique.items():

@@ -14,6 +14,7 @@ from session_support import (
     Counter,
     HeldBlocking,
     Note,
+    Recorder,
     line_held,
     new_conversation,
     open_test_session,
@@ -157,6 +158,27 @@ async def test_two_tasks_of_a_body_share_one_draft() -> None:
 @attrs.define(slots=False)
 class WithDict:
     value: int = 0
+
+
+async def test_a_participant_may_change_documents_as_well() -> None:
+    """It sees what the body made of them, drafts too, and what it changes is stored with that."""
+    storage = MemoryStorage()
+    recorder = Recorder()
+    seen: list[int] = []
+
+    def add_one(tx: Transaction) -> None:
+        seen.append(tx.doc_value(COUNTER)["count"])
+        tx.patch(Counter, None, [{"op": "replace", "path": "/count", "value": seen[-1] + 1}])
+
+    async with open_test_session(storage) as session:
+        await change(session, 1)
+        session.participants.append(recorder)
+        recorder.refuse = add_one
+        await change(session, 5)
+        await new_conversation(session)
+        assert session.snapshot(Counter) == Counter(8)
+    async with open_test_session(storage.reopen()) as session:
+        assert (seen, session.snapshot(Counter)) == ([6, 7], Counter(8))
 
 
 @document("test.last", scope="session")
