@@ -157,8 +157,8 @@ class State:
             return living
         if policy == "initial" or place.now:
             return None
-        home = self.lines[place.parent_entry].conversation
         assert place.parent_entry is not None
+        home = self.lines[place.parent_entry].conversation
         then = past.at(self, place.parent_entry).docs.get((name, home, key))
         if then is not None and policy is None and then.policy(name) != "as_of":
             return None
