@@ -22,7 +22,7 @@ from pidurable.harness._open import Harness, open_harness
 from pidurable.registry import ExtensionLoader, Registry
 from pidurable.storage import SqliteStorage
 from pidurable.storage._migrate import SCHEMA
-from pidurable.storage._sqlite_open import identify
+from pidurable.storage._sqlite_open import identify, is_missing
 
 __all__ = ["bring_up_to_date", "load_registry", "open_models", "open_session", "store_exists"]
 
@@ -53,7 +53,9 @@ async def bring_up_to_date(store: str) -> None:
     def migrate() -> None:
         # What else may be wrong with the store is said by whoever opens it next.
         with contextlib.suppress(StorageAccessError, NotAStoreError, StorageCorruptError):
-            if store_exists(store) and 0 < identify(os.path.realpath(store), None) < SCHEMA:
+            # A FIFO would hold for ever whoever opens it, so what is no file goes no further.
+            found = store_exists(store) and not is_missing(store, create=False)
+            if found and 0 < identify(os.path.realpath(store), None) < SCHEMA:
                 SqliteStorage(store, create=False).close()
 
     await trio.to_thread.run_sync(migrate)
