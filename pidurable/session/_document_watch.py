@@ -20,14 +20,12 @@ import trio
 
 from pidurable.errors import (
     DocumentTooNewError,
-    InvalidArgumentError,
     PidurableError,
     StorageRefusedError,
     UnknownTaskError,
     show,
 )
 from pidurable.records import _patch
-from pidurable.records._checks import is_id
 from pidurable.records._patch import PatchOp
 from pidurable.records._readonly import JsonObject, copied_json
 from pidurable.records._tasks import Status
@@ -177,9 +175,7 @@ class DocumentWatches:
         """Watch one document; see `Session.watch`."""
         session = self._session
         definition = _documents.definition_of(cls)
-        if definition.scope != "session" and not is_id(scope_id):
-            raise InvalidArgumentError("scope_id", "expected an id", show(scope_id))
-        address = _documents.address(definition, scope_id, key)
+        address = _documents.readable_address(definition, scope_id, key)
         if definition.scope == "conversation":
             session.conversation(scope_id)
         elif definition.scope == "task" and session.storage.task(scope_id) is None:

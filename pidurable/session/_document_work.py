@@ -198,7 +198,8 @@ class DocumentWork:
             DocumentTooNewError: It was written by a newer version of the class.
             MigrationError: `migrate` could not read what is stored.
             NotJsonError: What is stored does not fit the class. It can still be patched or retired.
-            InvalidArgumentError: This commit has a draft of it already, as another class.
+            InvalidArgumentError: This commit has a draft of it already, as another class; or there
+                is no document yet, and the class has fields without a default to begin it with.
             NotFoundError: There is no such conversation to have it.
             UnknownTaskError: There is no such task to have it.
             TaskEndedError: The task has ended, and its documents with it.
@@ -217,7 +218,7 @@ class DocumentWork:
             return standing_draft.value  # type: ignore[no-any-return]
         before = self._today(definition, address)
         value = (
-            cls()
+            _documents.begun(definition)
             if before is None
             else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
         )
@@ -260,7 +261,8 @@ class DocumentWork:
             if draft.address == address:
                 self._compare(draft)
         if self._pended(address) is None and self._doc_state(address) is None:
-            raise NotFoundError("document", address.name, "Create it with tx.document first.")
+            missing = _documents.shown_address(address)
+            raise NotFoundError("document", missing, "Create it with tx.document first.")
         self.patch_doc(_documents.definition_of(cls), address, ops)
 
     def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
@@ -273,7 +275,7 @@ class DocumentWork:
         address = self._address(cls, scope_id, key)
         drafted = any(draft.address == address for draft in self._drafts)
         if self.doc_value(address) is None and not drafted:
-            raise NotFoundError("document", address.name)
+            raise NotFoundError("document", _documents.shown_address(address))
         self._retire(address)
 
     def touches(self, scope: int, scope_id: int) -> bool:

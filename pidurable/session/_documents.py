@@ -10,6 +10,7 @@ documents drop what is before their newest base; `rewindable` ones keep everythi
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.records import _json, _patch
-from pidurable.records._checks import check_name
+from pidurable.records._checks import check_name, is_id
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
 from pidurable.session._grown import plain
 from pidurable.session._seams import logger
@@ -93,15 +94,37 @@ def document(
         fork: What a fork starts with: nothing, the parent's value now, or as of the fork entry
             (which needs `rewindable`).
         family: One instance per string key instead of one.
+
+    Raises:
+        InvalidArgumentError: An argument is none of these, two of them do not go together, or the
+            class is neither an attrs class nor a dataclass: `@document` stands above what makes it
+            one.
     """
+    name = check_name(name, "name")
+    for argument, value, choices in (
+        ("scope", scope, tuple(SCOPES)),
+        ("history", history, ("latest", "rewindable")),
+        ("fork", fork, ("initial", "current", "as_of")),
+    ):
+        if value not in choices:
+            raise InvalidArgumentError(
+                argument, f"expected one of {', '.join(choices)}", show(value)
+            )
     if history == "rewindable" and scope != "conversation":
         raise InvalidArgumentError("history", "only conversation documents can be rewindable")
     if fork == "as_of" and history != "rewindable":
         raise InvalidArgumentError("fork", "as_of needs history='rewindable'")
-    if version < 1:
-        raise InvalidArgumentError("version", "expected at least 1", repr(version))
+    if type(version) is not int or version < 1:
+        raise InvalidArgumentError("version", "expected an int of at least 1", show(version))
 
     def declare(cls: type[DocT]) -> type[DocT]:
+        if not isinstance(cls, type) or not (attrs.has(cls) or dataclasses.is_dataclass(cls)):
+            raise InvalidArgumentError(
+                name,
+                "its class is neither an attrs class nor a dataclass; put @document(...) above "
+                "@attrs.define",
+                show(cls),
+            )
         cls.__pidurable_document__ = DocumentDefinition(  # type: ignore[attr-defined]
             cls=cls,
             name=name,
@@ -211,6 +234,26 @@ def address(definition: DocumentDefinition, scope_id: int, key: str = "") -> Add
     if definition.scope == "session":
         scope_id = 0
     return Address(definition.name, SCOPES[definition.scope], scope_id, key)
+
+
+def readable_address(definition: DocumentDefinition, scope_id: int, key: str) -> Address:
+    """The address that somebody outside of a commit asks for.
+
+    Raises:
+        InvalidArgumentError: The scope id is no id, or a key is missing or not wanted.
+    """
+    if definition.scope != "session" and not is_id(scope_id):
+        problem = f"document {definition.name!r} belongs to a {definition.scope}; give its id"
+        raise InvalidArgumentError("scope_id", problem, show(scope_id))
+    return address(definition, scope_id, key)
+
+
+def shown_address(address: Address) -> str:
+    """How a message names a document that is not there."""
+    scope = next(name for name, number in SCOPES.items() if number == address.scope)
+    place = "" if scope == "session" else f" of {scope} {address.scope_id}"
+    key = f" under key {show(address.key)}" if address.key else ""
+    return f"{address.name}{place}{key}"
 
 
 def check_rewindable(definition: DocumentDefinition) -> None:
@@ -422,6 +465,34 @@ def _report_size(address: Address, before: int, size: int, settings: Settings) -
             address.scope_id,
             size,
         )
+
+
+def begun(definition: DocumentDefinition) -> Any:
+    """What a document begins with that does not exist yet: the defaults of its class.
+
+    Raises:
+        InvalidArgumentError: The class has fields without a default.
+    """
+    cls = definition.cls
+    try:
+        return cls()
+    except TypeError:
+        if attrs.has(cls):
+            missing = [each.alias for each in attrs.fields(cls) if each.default is attrs.NOTHING]
+        else:
+            missing = [
+                each.name
+                for each in dataclasses.fields(cls)
+                if each.default is each.default_factory is dataclasses.MISSING
+            ]
+        if not missing:
+            raise
+        problem = f"document {definition.name!r} does not exist yet and begins with the defaults of"
+        raise InvalidArgumentError(
+            "cls",
+            f"{problem} {cls.__name__}; give these fields one",
+            ", ".join(str(each) for each in missing),
+        ) from None
 
 
 def migrated(definition: DocumentDefinition, value: Any, version: int) -> Any:

@@ -18,7 +18,6 @@ import trio
 
 from pidurable.errors import (
     HolderLostError,
-    InvalidArgumentError,
     NotFoundError,
     PidurableError,
     SessionClosedError,
@@ -311,12 +310,8 @@ class Session:
         """The committed value of a document, decoded; None where there is none. Never creates."""
         self.check_readable()
         definition = _documents.definition_of(cls)
-        if definition.scope != "session" and not is_id(scope_id):
-            problem = f"document {definition.name!r} belongs to a {definition.scope}; give its id"
-            raise InvalidArgumentError("scope_id", problem, show(scope_id))
-        found: DocT | None = self._decoded(
-            definition, self.doc(_documents.address(definition, scope_id, key))
-        )
+        address = _documents.readable_address(definition, scope_id, key)
+        found: DocT | None = self._decoded(definition, self.doc(address))
         return found
 
     async def snapshot_as_of(
