@@ -38,14 +38,7 @@ DocT = TypeVar("DocT")
 class Frame(Generic[V]):
     """The state of a watched thing after one commit. Shared by all who watch it; never changes."""
 
-    __slots__ = ("_made", "_make_patch", "_to_json", "seq", "value", "whole")
-
-    seq: int
-    """The number of the commit."""
-    value: V
-    """The value after it. None once a document is retired."""
-    whole: bool
-    """Whether frames were left out before this one, because the consumer had fallen behind."""
+    __slots__ = ("_made", "_make_patch", "_seq", "_to_json", "_value", "_whole")
 
     def __init__(
         self,
@@ -56,12 +49,27 @@ class Frame(Generic[V]):
         to_json: Callable[[V], Any],
         make_patch: Callable[[], list[PatchOp]] | None = None,
     ) -> None:
-        self.seq = seq
-        self.value = value
-        self.whole = whole
+        self._seq = seq
+        self._value = value
+        self._whole = whole
         self._to_json = to_json
         self._make_patch = make_patch
         self._made: list[PatchOp] | None = None
+
+    @property
+    def seq(self) -> int:
+        """The number of the commit."""
+        return self._seq
+
+    @property
+    def value(self) -> V:
+        """The value after it. None once a document is retired."""
+        return self._value
+
+    @property
+    def whole(self) -> bool:
+        """Whether frames were left out before this one, because the consumer had fallen behind."""
+        return self._whole
 
     def __repr__(self) -> str:
         return f"<Frame {self.seq}{' whole' if self.whole else ''}>"
@@ -73,6 +81,11 @@ class Frame(Generic[V]):
         Made when it is first asked for, copied out of what is stored, and kept for everybody who
         watches: send it, and do not change it. A `whole` frame has one operation, which replaces
         everything.
+
+        Raises:
+            MigrationError: An older class has written the document, and `migrate` could not read
+                it; so does `json()`.
+            StorageCorruptError: A large part of an entry lies apart, and is missing or damaged.
         """
         if self._made is None:
             make = self._make_patch

@@ -180,6 +180,9 @@ async def test_frames_are_shared_and_a_patch_is_made_once() -> None:
             first, second = await anext(one), await anext(two)
 
         assert first is second
+        for name in ("seq", "value", "whole"):
+            with pytest.raises(AttributeError):
+                setattr(first, name, None)
         assert first.patch is second.patch
         first.patch[0]["value"]["items"].append("mine")
         assert first.json() == {"items": ["x"]}
