@@ -33,6 +33,7 @@ from pidurable.records._messages import (
     ToolDeclaration,
     ToolResultMessage,
 )
+from pidurable.records._readonly import copied_json
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
 from pidurable.session._context import ModelContext
@@ -162,7 +163,11 @@ def build_request(
     return ModelRequest(
         model=model,
         messages=tuple(request),
-        tools=tuple(told_by(context).tools.values()),
+        # A provider may rewrite the schemas that it is given; here they are of the record.
+        tools=tuple(
+            attrs.evolve(tool, schema=copied_json(tool.schema))
+            for tool in told_by(context).tools.values()
+        ),
         system=system if system.strip() else "",
         thinking=thinking,
         options=options,

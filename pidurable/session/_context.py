@@ -23,16 +23,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import final, overload
 
+import attrs
+
 from pidurable.errors import check
 from pidurable.records._entries import Entry
 from pidurable.records._messages import (
     AssistantMessage,
+    Block,
     Message,
     SystemMessage,
     ToolCallBlock,
     ToolResultMessage,
     UserMessage,
 )
+from pidurable.records._readonly import copied_json
 from pidurable.session import _transcript
 from pidurable.session._transcript import ContextMessage
 
@@ -64,8 +68,9 @@ class _Place:
 class ModelContext(Sequence[ContextMessage]):
     """The context of a conversation as of one entry: a valid exchange, as a model is given it.
 
-    Immutable: entries that come later do not change it. Taking one costs the same however long the
-    transcript is; a message is looked up when it is asked for.
+    Immutable: entries that come later do not change it, nor does what is done to a message of it,
+    whose JSON is the reader's own. Taking one costs the same however long the transcript is; a
+    message is looked up when it is asked for.
     """
 
     __slots__ = ("_cutoff", "_exchange", "_lead", "_length")
@@ -126,7 +131,31 @@ class ModelContext(Sequence[ContextMessage]):
         if index <= self._lead:
             index = self._lead if index == 0 else index - 1
         item = self._exchange.items[index]
-        return item.as_of(self._cutoff) if isinstance(item, _Place) else item
+        return _owned(item.as_of(self._cutoff) if isinstance(item, _Place) else item)
+
+
+def _owned(item: ContextMessage) -> ContextMessage:
+    """The message with JSON of the reader's own: what is kept here is what later readers get."""
+    message = item.message
+    if isinstance(message, SystemMessage):
+        tools = tuple(
+            attrs.evolve(tool, schema=copied_json(tool.schema)) for tool in message.tools_added
+        )
+        own = attrs.evolve(message, sections=dict(message.sections), tools_added=tools)
+        return ContextMessage(own, item.entry)
+    for block in message.blocks:
+        if block.opaque is not None or type(block) is ToolCallBlock:
+            blocks = tuple(_owned_block(each) for each in message.blocks)
+            return ContextMessage(attrs.evolve(message, blocks=blocks), item.entry)
+    return item
+
+
+def _owned_block(block: Block) -> Block:
+    opaque = copied_json(block.opaque)
+    if isinstance(block, ToolCallBlock):
+        arguments = copied_json(block.arguments)
+        return ToolCallBlock(name=block.name, arguments=arguments, opaque=opaque)
+    return block if opaque is None else attrs.evolve(block, opaque=opaque)
 
 
 class Exchange:

@@ -199,6 +199,19 @@ def test_a_request_ends_at_its_cutoff() -> None:
     assert [m.entry for m in made.messages] == [1, 3, 3]
 
 
+def test_what_a_provider_does_to_a_request_reaches_no_other_request() -> None:
+    """Schemas of tools and arguments of calls are copies for each request."""
+    told = SystemMessage(sections={}, tools_added=(declaration("t"),), at_us=0)
+    context = context_of([entry(1, told), entry(2, user("go")), entry(3, answer("t"))])
+    before = repr(request_of := build_request(context, model="scripted/m", thinking=None))
+    request_of.tools[0].schema["type"] = "other"  # type: ignore[index,call-overload]
+    for item in request_of.messages:
+        if isinstance(item.message, AssistantMessage):
+            item.message.tool_calls[0].arguments["x"] = 1  # type: ignore[index,call-overload]
+    assert repr(request_of) != before
+    assert repr(build_request(context, model="scripted/m", thinking=None)) == before
+
+
 def test_a_change_of_tools_alone_is_no_message() -> None:
     """The tools of a request are those told last; only words are sent as messages."""
     change = SystemMessage(sections={}, tools_removed=("a",), at_us=0)

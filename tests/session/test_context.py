@@ -21,6 +21,7 @@ from pidurable.records._messages import (
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
+    ToolDeclaration,
     ToolResultMessage,
 )
 from pidurable.session import _history
@@ -458,6 +459,35 @@ async def test_one_more_entry_derives_nothing_again_and_reads_nothing() -> None:
         assert edited._exchange is not before._exchange
         assert shown(edited) == [f"user {NO_OUTPUT}", "answer ", f"result ({called}, 0) done"]
         assert shown(before) == ["user go"]
+
+
+async def test_what_a_reader_does_to_a_message_reaches_nobody_else() -> None:
+    """Arguments, `opaque`, sections and schemas are copies; the record stays as it is."""
+    call = ToolCallBlock(name="a", arguments={"x": [1]}, opaque={"o": [1]})
+    said = attrs.evolve(answer("well"), blocks=(TextBlock(text="well", opaque=[1]), call))
+    tool = ToolDeclaration(name="a", description="", schema={"type": "object"})
+    told = SystemMessage(sections={"s": "text"}, tools_added=(tool,), at_us=1)
+
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        for message in (user("go"), said, told):
+            await append(session, conversation, message)
+        context = await session.context(conversation)
+        before = [repr(item) for item in context]
+        for message in [item.message for item in context]:
+            if isinstance(message, SystemMessage):
+                message.sections["s"] = "other"
+                message.tools_added[0].schema["type"] = "other"  # type: ignore[index,call-overload]
+                continue
+            for block in message.blocks:
+                if isinstance(block, ToolCallBlock):
+                    block.arguments["x"].append(2)  # type: ignore[index,call-overload,union-attr]
+                    block.opaque["o"] = None  # type: ignore[index,call-overload]
+                elif block.opaque is not None:
+                    block.opaque.append(2)  # type: ignore[union-attr]
+
+        assert [repr(item) for item in context] == before
+        assert [repr(item) for item in await session.context(conversation)] == before
 
 
 async def test_a_head_that_comes_while_a_context_is_derived_counts() -> None:
