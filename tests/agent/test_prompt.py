@@ -204,10 +204,10 @@ def test_what_a_provider_does_to_a_request_reaches_no_other_request() -> None:
     told = SystemMessage(sections={}, tools_added=(declaration("t"),), at_us=0)
     context = context_of([entry(1, told), entry(2, user("go")), entry(3, answer("t"))])
     before = repr(request_of := build_request(context, model="scripted/m", thinking=None))
-    request_of.tools[0].schema["type"] = "other"  # type: ignore[index,call-overload]
+    request_of.tools[0].schema["type"] = "other"
     for item in request_of.messages:
         if isinstance(item.message, AssistantMessage):
-            item.message.tool_calls[0].arguments["x"] = 1  # type: ignore[index,call-overload]
+            item.message.tool_calls[0].arguments["x"] = 1
     assert repr(request_of) != before
     assert repr(build_request(context, model="scripted/m", thinking=None)) == before
 

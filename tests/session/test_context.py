@@ -474,17 +474,17 @@ async def test_what_a_reader_does_to_a_message_reaches_nobody_else() -> None:
             await append(session, conversation, message)
         context = await session.context(conversation)
         before = [repr(item) for item in context]
-        for message in [item.message for item in context]:
-            if isinstance(message, SystemMessage):
-                message.sections["s"] = "other"
-                message.tools_added[0].schema["type"] = "other"  # type: ignore[index,call-overload]
+        for item in context:
+            if isinstance(item.message, SystemMessage):
+                item.message.sections["s"] = "other"
+                item.message.tools_added[0].schema["type"] = "other"
                 continue
-            for block in message.blocks:
+            for block in item.message.blocks:
                 if isinstance(block, ToolCallBlock):
-                    block.arguments["x"].append(2)  # type: ignore[index,call-overload,union-attr]
-                    block.opaque["o"] = None  # type: ignore[index,call-overload]
+                    block.arguments["x"].append(2)
+                    block.opaque["o"] = None
                 elif block.opaque is not None:
-                    block.opaque.append(2)  # type: ignore[union-attr]
+                    block.opaque.append(2)
 
         assert [repr(item) for item in context] == before
         assert [repr(item) for item in await session.context(conversation)] == before

@@ -294,9 +294,8 @@ async def test_a_document_stays_an_object_whatever_is_patched(whole: Any) -> Non
             ],
         ):
             with pytest.raises(NotJsonError, match=r"\$<test\.counter>: a document is an object"):
-                await session.run(
-                    session.transaction(), lambda tx, ops=ops: tx.patch(Counter, None, ops)
-                )  # type: ignore[misc]
+                async with session.body(session.transaction()) as tx:
+                    tx.patch(Counter, None, ops)
 
         def there_and_back(tx: Transaction) -> None:
             ops = [{"op": "replace", "path": "", "value": each} for each in (whole, {"count": 2})]
