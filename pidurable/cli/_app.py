@@ -234,7 +234,7 @@ _TABLES = {
 
 def _explanations(code: str) -> list[str]:
     """Every meaning of a code: some words are used in more than one place."""
-    from pidurable.records._value_rules import explain_rule
+    from pidurable.records._value_rules import VALUE_RULES, explain_rule
 
     found = [f"{code} ({what}): {table[code]}" for what, table in _TABLES.items() if code in table]
     if (rule := explain_rule(code)) is not None:
@@ -242,8 +242,13 @@ def _explanations(code: str) -> list[str]:
     if found:
         return found
     known = sorted({name for table in _TABLES.values() for name in table})
-    near = difflib.get_close_matches(code, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Codes are: {', '.join(known)}."
+    rules = [rule.name for rule in VALUE_RULES]
+    near = difflib.get_close_matches(code, [*known, *rules], n=1)
+    hint = (
+        f"Did you mean {near[0]}?"
+        if near
+        else f"Codes are: {', '.join(known)}. Rules of values are: {', '.join(rules)}."
+    )
     raise NotFoundError("reason code", code[:100], hint)
 
 
@@ -510,6 +515,10 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         host.forget_streams()
         return Exit.FAILED
     except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):
+            # How the library that draws help says the same.
+            host.forget_streams()
+            return Exit.FAILED
         # Nothing of ours does this; the code of an extension may.
         host.err(f"pidurable: code of an extension left the program with sys.exit({left.code!r})")
         return Exit.FAILED

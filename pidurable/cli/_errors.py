@@ -183,7 +183,11 @@ def explain_error(error: BaseException) -> Explained:
         hint = chosen.hint or "Models are named provider/model, for example openai/gpt-5."
         return Explained(Exit.USAGE, f"there is no model {chosen.id!r}", hint)
     if isinstance(chosen, errors.NotFoundError) and chosen.kind == "reason code":
-        return Explained(Exit.NOT_FOUND, f"there is no reason code {chosen.id!r}", chosen.hint)
+        return Explained(
+            Exit.NOT_FOUND,
+            f"there is no reason code and no rule of values {chosen.id!r}",
+            chosen.hint,
+        )
     if isinstance(chosen, UsageError):
         return Explained(Exit.USAGE, chosen.problem, chosen.remedy)
     if isinstance(chosen, errors.StorageHeldError):

@@ -197,6 +197,8 @@ def test_explain_says_a_rule_of_values(command: Callable[..., object]) -> None:
 
     assert found.code == 0
     assert "from -2**63 to 2**64-1" in found.out
+    assert "Did you mean integer_range?" in command("explain", "integer_rang").err
+    assert "Rules of values are: json_types, " in command("explain", "zzz").err
 
 
 def test_without_the_extra_the_message_names_it(
@@ -228,11 +230,12 @@ def test_ctrl_c_while_the_program_loads_shows_no_traceback(
     assert found.err == "pidurable: interrupted before anything began\n"
 
 
+@pytest.mark.parametrize("words", [["task", "list"], ["task", "list", "--help"]])
 def test_a_reader_that_goes_away_is_no_error(
-    command: Callable[..., object], known_store: Path
+    command: Callable[..., object], known_store: Path, words: list[str]
 ) -> None:
-    """`| head` ends the command quietly, without a traceback."""
-    argv = [sys.executable, "-m", "pidurable.cli", "task", "list", "--store", str(known_store)]
+    """`| head` ends the command quietly, without a traceback; help too."""
+    argv = [sys.executable, "-m", "pidurable.cli", *words, "--store", str(known_store)]
     reading, writing = os.pipe()
     os.close(reading)
     environ = {**os.environ, "PYTHONPATH": str(Path(pidurable.__file__).parent.parent)}
