@@ -15,6 +15,7 @@ import attrs
 from pidurable.agent._documents import LiveDocument, defaults_of
 from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
+from pidurable.records._readonly import copied_json
 from pidurable.records._submissions import SubmissionRecord
 
 
@@ -92,6 +93,7 @@ class ToolExecutionStart:
     index: int
     name: str
     arguments: Any
+    """A copy, which whoever follows the events shares."""
 
 
 @final
@@ -271,7 +273,10 @@ def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) 
         if old is None:
             events.append(
                 ToolExecutionStart(
-                    call["task"], call["index"], call["name"], arguments.get(call["index"])
+                    call["task"],
+                    call["index"],
+                    call["name"],
+                    copied_json(arguments.get(call["index"])),
                 )
             )
             continue

@@ -127,6 +127,9 @@ class Entry:
     def messages(self) -> tuple[Message, ...]:
         """What the model sees of it; may be empty.
 
+        Messages are shared by all who look: the JSON inside a block (`arguments`, `opaque`) is not
+        a copy, so leave it as it is.
+
         Raises:
             StorageCorruptError: It lies apart, and is missing or damaged. Restore a copy.
         """

@@ -82,6 +82,9 @@ async def test_a_run_is_told_from_its_start_to_its_end(autojump_clock: MockClock
     (run_start,), (run_end,) = flat(seen, RunStart), flat(seen, RunEnd)
     assert (start.name, start.arguments, start.index) == ("safe", {}, 0)
     assert end.call[1] == 0
+    start.arguments["mine"] = True  # a copy: what the model is sent again has no such thing
+    (answer, _) = flat(seen, MessageEnd)
+    assert answer.entry.messages[0].tool_calls[0].arguments == {}
     assert (run_end.run, run_end.status) == (run_start.run, "done")
     assert [turn.turn for turn in flat(seen, TurnStart)] == [1, 2]
 
