@@ -218,7 +218,7 @@ class DocumentWork:
             return standing_draft.value  # type: ignore[no-any-return]
         before = self._today(definition, address)
         value = (
-            _documents.begun(definition)
+            _documents.begun(definition, cls)
             if before is None
             else self._session.codec.decode(before, cls, path=f"$<{definition.name}>")
         )

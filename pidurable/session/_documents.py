@@ -118,7 +118,7 @@ def document(
         raise InvalidArgumentError("version", "expected an int of at least 1", show(version))
 
     def declare(cls: type[DocT]) -> type[DocT]:
-        if not isinstance(cls, type) or not (attrs.has(cls) or dataclasses.is_dataclass(cls)):
+        if not _has_fields(cls):
             raise InvalidArgumentError(
                 name,
                 "its class is neither an attrs class nor a dataclass; put @document(...) above "
@@ -137,6 +137,10 @@ def document(
         return cls
 
     return declare
+
+
+def _has_fields(cls: Any) -> bool:
+    return isinstance(cls, type) and (attrs.has(cls) or dataclasses.is_dataclass(cls))
 
 
 def definition_of(cls: type) -> DocumentDefinition:
@@ -467,22 +471,22 @@ def _report_size(address: Address, before: int, size: int, settings: Settings) -
         )
 
 
-def begun(definition: DocumentDefinition) -> Any:
+def begun(definition: DocumentDefinition, cls: type[DocT]) -> DocT:
     """What a document begins with that does not exist yet: the defaults of its class.
 
     Raises:
         InvalidArgumentError: The class has fields without a default.
     """
-    cls = definition.cls
     try:
         return cls()
     except TypeError:
-        if attrs.has(cls):
-            missing = [each.alias for each in attrs.fields(cls) if each.default is attrs.NOTHING]
+        made: Any = cls
+        if attrs.has(made):
+            missing = [each.alias for each in attrs.fields(made) if each.default is attrs.NOTHING]
         else:
             missing = [
                 each.name
-                for each in dataclasses.fields(cls)
+                for each in dataclasses.fields(made)
                 if each.default is each.default_factory is dataclasses.MISSING
             ]
         if not missing:
