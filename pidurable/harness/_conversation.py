@@ -259,7 +259,7 @@ class Conversation:
             NotFoundError: This session has no such conversation.
             NestedCommitError: It is called in the body of a commit; watch before or after it.
         """
-        return self._harness.watches.views(self.id)
+        return self._harness._watches.views(self.id)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[tuple[Event, ...]]]:
@@ -273,7 +273,7 @@ class Conversation:
         """
         # Closed with the watch: who leaves in the middle of a batch leaves no generator behind.
         async with (
-            self._harness.watches.told(self.id) as watch,
+            self._harness._watches.told(self.id) as watch,
             aclosing(_batches(watch)) as batches,
         ):
             yield batches

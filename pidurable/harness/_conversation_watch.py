@@ -180,7 +180,7 @@ def _next_view(before: ConversationView, changes: _Changes) -> ConversationView:
     if not changes.entries and not changes.documents:
         return before
     if changes.entries:
-        history = history.grown(changes.entries)
+        history = history._grown(changes.entries)
         head = changes.head or head
     if changes.documents:
         changed = {name: step.held_after for name, step in changes.documents.items()}
@@ -254,7 +254,7 @@ class ConversationWatches:
             )
         return ConversationView(
             record=session.conversation(conversation_id),
-            history=HistoryPage.of(newest),
+            history=HistoryPage._of(newest),
             head=None if head is None else HeadPlace(*head),
             held=documents,
         )

@@ -67,7 +67,7 @@ class Harness:
         self._runtime = runtime
         self.session: Session = runtime.session
         self.registry = registry
-        self.watches = ConversationWatches(runtime.session)
+        self._watches = ConversationWatches(runtime.session)
         self._services = services
         self._waiting: dict[int, set[trio.Event]] = {}
         """By submission, whoever waits for it to change."""
@@ -522,7 +522,7 @@ class Harness:
         for id in tx.submissions:
             for event in self._waiting.pop(id, ()):
                 event.set()
-        self.watches.publish(tx)
+        self._watches.publish(tx)
 
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.release()

@@ -59,7 +59,7 @@ class HistoryPage(Sequence[Entry]):
         self.earlier = earlier
 
     @classmethod
-    def of(cls, newest: list[Entry]) -> HistoryPage:
+    def _of(cls, newest: list[Entry]) -> HistoryPage:
         """Return the page of a history, of which so many newest entries are given, or all.
 
         Args:
@@ -69,7 +69,7 @@ class HistoryPage(Sequence[Entry]):
         kept = newest[-VIEW_PAGE_ENTRIES:]
         return cls(kept, 0, len(kept), earlier=earlier)
 
-    def grown(self, added: Sequence[Entry]) -> HistoryPage:
+    def _grown(self, added: Sequence[Entry]) -> HistoryPage:
         """Return the page after some more entries, which share its list. Only for the newest."""
         entries, start = self._entries, self._start
         if self._end + len(added) > _KEPT_ENTRIES_MAX:

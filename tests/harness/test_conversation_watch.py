@@ -240,11 +240,11 @@ def _entries(count: int) -> list[Entry]:
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_one_more_entry_costs_the_same_in_any_transcript(length: int) -> None:
     """A page shares its list with the one before it, and moves to a new one once in 800 entries."""
-    page = HistoryPage.of(_entries(min(length, VIEW_PAGE_ENTRIES + 1)))
+    page = HistoryPage._of(_entries(min(length, VIEW_PAGE_ENTRIES + 1)))
     lists: list[Any] = []
     pages: list[HistoryPage] = []
     for number in range(5_000):
-        page = page.grown(_entries(1))
+        page = page._grown(_entries(1))
         pages.append(page)
         if not lists or lists[-1] is not page._entries:
             lists.append(page._entries)
@@ -464,8 +464,8 @@ async def test_frames_are_shared_by_views_and_events_by_streams() -> None:
             await note(harness, root)
             assert await anext(one) is await anext(two)
             assert await anext(events) is await anext(more)
-            assert len(harness.watches._watched) == 1
-        assert harness.watches._watched == {}
+            assert len(harness._watches._watched) == 1
+        assert harness._watches._watched == {}
 
 
 async def test_a_commit_looks_only_at_what_it_touches() -> None:
@@ -480,7 +480,7 @@ async def test_a_commit_looks_only_at_what_it_touches() -> None:
 
         watches = [await nursery.start(follow, each) for each in conversations]
         published: list[int] = []
-        for id, watched in harness.watches._watched.items():
+        for id, watched in harness._watches._watched.items():
             publish = watched.publish
 
             def counted(seq: int, changes: Any, id: int = id, publish: Any = publish) -> None:
@@ -520,7 +520,7 @@ async def test_what_is_noted_for_stalled_watchers_is_bounded() -> None:
             await anext(events)
             for _ in range(WATCH_FRAMES_MAX + 1):
                 await note(harness, root)
-            watched = harness.watches._watched[root.id]
+            watched = harness._watches._watched[root.id]
             for _ in range(30):
                 await note(harness, root, 50)
                 assert watched._late is not None
