@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import attrs
 
 from pidurable.errors import InvalidArgumentError
+from pidurable.records._checks import check_name
 from pidurable.records._messages import Message
 from pidurable.records._readonly import copied_json
 
@@ -19,9 +20,13 @@ def entry(kind: str) -> Callable[[type[EntryT]], type[EntryT]]:
 
     `tx.append` stores an instance under that kind, `Entry.read(cls)` gives it back. An entry of a
     kind that is not installed reads as raw JSON.
+
+    Raises:
+        InvalidArgumentError: The kind is no str of 1 to 512 characters.
+        NotJsonError: It holds a NUL or a lone surrogate.
     """
-    if not kind or not isinstance(kind, str):
-        raise InvalidArgumentError("kind", "expected a name like 'shop.receipt'", repr(kind))
+    # What the storage cannot take would otherwise fail there, in a batch with others' commits.
+    kind = check_name(kind, "kind")
 
     def declare(cls: type[EntryT]) -> type[EntryT]:
         cls.__pidurable_entry__ = kind  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ def document(
         raise InvalidArgumentError("history", "only conversation documents can be rewindable")
     if fork == "as_of" and history != "rewindable":
         raise InvalidArgumentError("fork", "as_of needs history='rewindable'")
-    if type(version) is not int or version < 1:
+    if type(version) is not int or not 0 < version < 2**63:
         raise InvalidArgumentError("version", "expected an int of at least 1", show(version))
 
     def declare(cls: type[DocT]) -> type[DocT]:

@@ -328,7 +328,8 @@ def _check_name(definition: str, cls: type) -> str:
 def _check_settings(definition: str, cls: type[Task[Any, Any, Any]]) -> None:
     """Check the class attributes, whose types only a type checker would otherwise see."""
     version: object = cls.version
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    # The storage has 64 bits for it.
+    if type(version) is not int or not 0 < version < 2**63:
         raise DefinitionError(
             definition,
             f"its version is {show(version)}",

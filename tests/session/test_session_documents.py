@@ -33,6 +33,7 @@ from pidurable.errors import (
     TransactionClosedError,
 )
 from pidurable.records import _json
+from pidurable.records._entries import entry
 from pidurable.records._limits import DELTA_BYTES_MIN, DELTAS_MAX, Settings
 from pidurable.session import _documents
 from pidurable.session._documents import Address, DocChange, definition_of, document
@@ -524,13 +525,17 @@ async def test_what_cannot_be_migrated_is_left_as_it_is(cls: type) -> None:
 
 
 def test_declarations_that_cannot_hold_are_refused() -> None:
-    """`@document` refuses combinations that the design does not allow."""
+    """`@document` and `@entry` refuse what the design does not allow, or no storage can take."""
     with pytest.raises(InvalidArgumentError, match="history"):
         document("x", scope="session", history="rewindable")
     with pytest.raises(InvalidArgumentError, match="fork"):
         document("x", fork="as_of")
-    with pytest.raises(InvalidArgumentError, match="version"):
-        document("x", version=0)
+    for version in (0, 2**63, True):
+        with pytest.raises(InvalidArgumentError, match="version"):
+            document("x", version=version)
+    for kind in ("\ud800", "a\0b", "x" * 513, "", None):
+        with pytest.raises((InvalidArgumentError, NotJsonError), match="kind"):
+            entry(kind)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="@document"):
         _documents.definition_of(int)
 

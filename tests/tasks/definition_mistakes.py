@@ -632,6 +632,14 @@ def version_zero() -> object:
 
 
 @mistake
+def version_of_more_than_64_bits() -> object:
+    class Payment(OnePhase):
+        version = 2**63
+
+    return Payment
+
+
+@mistake
 def version_is_a_string() -> object:
     class Payment(OnePhase):
         version = "2"  # type: ignore[assignment]
