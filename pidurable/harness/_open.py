@@ -30,7 +30,7 @@ from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
-from pidurable.records._checks import is_id
+from pidurable.records._checks import check_name, is_id
 from pidurable.records._codec import decode_usage
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
@@ -408,7 +408,23 @@ class Harness:
         after: int = 0,
         limit: int = 1000,
     ) -> list[TaskRecord]:
-        """Tasks by id, live and ended."""
+        """Tasks by id, live and ended.
+
+        Args:
+            conversation: Only those of one conversation.
+            kind: Only those of one definition, by its name.
+            after: Only those with a greater id.
+            limit: Most of them.
+
+        Raises:
+            InvalidArgumentError: An argument cannot be what it is to be.
+        """
+        for name, id in (("conversation", conversation), ("after", after or None)):
+            if id is not None and not is_id(id):
+                raise InvalidArgumentError(name, "expected an id", show(id))
+        kind = None if kind is None else check_name(kind, "kind")
+        if type(limit) is not int or not 0 < limit < 2**63:
+            raise InvalidArgumentError("limit", "expected at least 1", show(limit))
         rows = self.session.storage.tasks(
             conversation=conversation, kind=kind, after=after, limit=limit
         )

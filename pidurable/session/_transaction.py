@@ -24,7 +24,7 @@ from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
 from pidurable.records._messages import ImageBlock, Message, SystemMessage
 from pidurable.records._submissions import SubmissionRecord
-from pidurable.session._blobs import digest
+from pidurable.session._blobs import digest, is_digest
 from pidurable.session._document_work import NO_DICT, NO_LIST
 from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
@@ -409,7 +409,7 @@ class Transaction(ForkWork):
 
     def has_blob(self, sha256: str) -> bool:
         """Whether bytes are stored under this name, or were put by this commit."""
-        return sha256 in self.blobs or self._session.staged_blob(sha256)
+        return is_digest(sha256) and (sha256 in self.blobs or self._session.staged_blob(sha256))
 
     def check_images(self, *messages: Iterable[Message]) -> None:
         """Refuse images whose bytes are not stored: no request could ever show them.

@@ -29,6 +29,7 @@ from pidurable import (
 from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
+    NotJsonError,
     SessionPoisonedError,
     TaskEndedError,
     UnknownTaskError,
@@ -305,6 +306,28 @@ async def test_what_is_no_task_is_not_explained(tmp_path: Path) -> None:
             for id in (99, 1, 0, 2**70):
                 with pytest.raises(NotFoundError, match="task list"):
                     await reader.explain(id)
+
+
+async def test_what_no_task_can_have_is_not_looked_for(tmp_path: Path) -> None:
+    """A value that the storage cannot take is refused with its name; a blob of it is not there."""
+    odd: list[dict[str, Any]] = [
+        {"conversation": 2**63},
+        {"conversation": "1"},
+        {"kind": "\ud800"},
+        {"kind": ""},
+        {"after": 2**63},
+        {"after": -1},
+        {"limit": 0},
+        {"limit": 2**63},
+    ]
+    async with open_harness(tmp_path / "s.sqlite") as harness:
+        for arguments in odd:
+            (name,) = arguments
+            with pytest.raises((InvalidArgumentError, NotJsonError), match=name):
+                harness.tasks(**arguments)
+        assert harness.tasks(conversation=7, kind="no.such", after=3, limit=1) == []
+        async with harness.commit() as tx:
+            assert [tx.has_blob(name) for name in ("\ud800", "", "ab", None)] == [False] * 4  # type: ignore[arg-type]
 
 
 async def test_a_poisoned_session_explains_nothing(tmp_path: Path) -> None:
