@@ -206,10 +206,12 @@ class NotFoundError(PidurableError, LookupError):
     kind: str
     id: int | str
     hint: str = ""
+    place: str = attrs.field(default="this session", kw_only=True)
+    """What has none; there may be one elsewhere."""
 
     def __str__(self) -> str:
         tail = f" {self.hint}" if self.hint else ""
-        return f"this session has no {self.kind} {self.id}.{tail}"
+        return f"{self.place} has no {self.kind} {self.id}.{tail}"
 
 
 @attrs.define(eq=False)
@@ -219,6 +221,7 @@ class UnknownTaskError(NotFoundError):
     kind: str = attrs.field(default="task", init=False)
     id: int | str
     hint: str = ""
+    place: str = attrs.field(default="this session", init=False)
 
 
 @attrs.define(eq=False)

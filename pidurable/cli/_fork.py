@@ -34,9 +34,9 @@ async def fork_conversation(
         except InvalidArgumentError as error:
             raise UsageError(f"--{error}") from error
         except NotFoundError as error:
-            hint = f"`pidurable conversation log {conversation_id}` shows what is."
+            hint = f"`pidurable conversation log {conversation_id}` shows what is there."
             raise NotFoundError(
-                error.kind, error.id, f"It is not in conversation {conversation_id}; {hint}"
+                error.kind, error.id, hint, place=f"conversation {conversation_id}"
             ) from error
         record = made.record
     if options.output == "json":

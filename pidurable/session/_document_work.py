@@ -14,7 +14,6 @@ import attrs
 
 from pidurable.errors import (
     InvalidArgumentError,
-    NotFoundError,
     NotJsonError,
     TransactionClosedError,
     UnknownTaskError,
@@ -261,8 +260,7 @@ class DocumentWork:
             if draft.address == address:
                 self._compare(draft)
         if self._pended(address) is None and self._doc_state(address) is None:
-            missing = _documents.shown_address(address)
-            raise NotFoundError("document", missing, "Create it with tx.document first.")
+            raise _documents.missing(address, "Create it with tx.document first.")
         self.patch_doc(_documents.definition_of(cls), address, ops)
 
     def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
@@ -275,7 +273,7 @@ class DocumentWork:
         address = self._address(cls, scope_id, key)
         drafted = any(draft.address == address for draft in self._drafts)
         if self.doc_value(address) is None and not drafted:
-            raise NotFoundError("document", _documents.shown_address(address))
+            raise _documents.missing(address)
         self._retire(address)
 
     def touches(self, scope: int, scope_id: int) -> bool:

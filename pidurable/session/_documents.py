@@ -252,12 +252,12 @@ def readable_address(definition: DocumentDefinition, scope_id: int, key: str) ->
     return address(definition, scope_id, key)
 
 
-def shown_address(address: Address) -> str:
-    """How a message names a document that is not there."""
+def missing(address: Address, hint: str = "") -> NotFoundError:
+    """The error that says that no document stands at an address."""
     scope = next(name for name, number in SCOPES.items() if number == address.scope)
-    place = "" if scope == "session" else f" of {scope} {address.scope_id}"
+    place = "this session" if scope == "session" else f"{scope} {address.scope_id}"
     key = f" under key {show(address.key)}" if address.key else ""
-    return f"{address.name}{place}{key}"
+    return NotFoundError("document", f"{address.name}{key}", hint, place=place)
 
 
 def check_rewindable(definition: DocumentDefinition) -> None:
@@ -482,20 +482,20 @@ def begun(definition: DocumentDefinition, cls: type[DocT]) -> DocT:
     except TypeError:
         made: Any = cls
         if attrs.has(made):
-            missing = [each.alias for each in attrs.fields(made) if each.default is attrs.NOTHING]
+            without = [each.alias for each in attrs.fields(made) if each.default is attrs.NOTHING]
         else:
-            missing = [
+            without = [
                 each.name
                 for each in dataclasses.fields(made)
                 if each.default is each.default_factory is dataclasses.MISSING
             ]
-        if not missing:
+        if not without:
             raise
         problem = f"document {definition.name!r} does not exist yet and begins with the defaults of"
         raise InvalidArgumentError(
             "cls",
             f"{problem} {cls.__name__}; give these fields one",
-            ", ".join(str(each) for each in missing),
+            ", ".join(str(each) for each in without),
         ) from None
 
 

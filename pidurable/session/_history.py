@@ -179,7 +179,7 @@ class Transcripts:
             NotFoundError: The entry is not in the history of the conversation.
         """
         if not is_counted(self.lineage(conversation_id), entry_id, home):
-            raise NotFoundError("entry", entry_id, f"It is not in conversation {conversation_id}.")
+            raise NotFoundError("entry", entry_id, place=f"conversation {conversation_id}")
         return home
 
 

@@ -252,9 +252,7 @@ class Transaction(ForkWork):
         if place[0] != conversation_id:
             chain = lineage(conversation_id, self.conversation)
             if not is_counted(chain, entry_id, place[0]):
-                raise NotFoundError(
-                    "entry", entry_id, f"It is not in conversation {conversation_id}."
-                )
+                raise NotFoundError("entry", entry_id, place=f"conversation {conversation_id}")
         return place
 
     def _newest_entry(self, conversation_id: int) -> int | None:

@@ -57,7 +57,10 @@ EXAMPLES: dict[str, list[PidurableError]] = {
         errors.NoResultError(7, "aborted"),
     ],
     "NotAStoreError": [errors.NotAStoreError("notes.txt", "it is no SQLite file")],
-    "NotFoundError": [errors.NotFoundError("conversation", 9)],
+    "NotFoundError": [
+        errors.NotFoundError("conversation", 9),
+        errors.NotFoundError("entry", 9, "See 1.", place="conversation 2"),
+    ],
     "NotJsonError": [
         errors.NotJsonError("$.items[3].when", "a datetime is not JSON", "datetime(2026, 1, 1)"),
         errors.NotJsonError("$.total", "a number must be finite", "nan"),

@@ -97,7 +97,9 @@ async def test_a_document_that_cannot_begin_names_the_fields_without_a_default(
 async def test_a_document_that_is_not_there_is_named_with_its_place(session: Session) -> None:
     """The session may have one of that name elsewhere: scope, id and key are told."""
     conversation = await new_conversation(session)
-    with pytest.raises(NotFoundError, match=f"test.declared of conversation {conversation}"):
+    with pytest.raises(
+        NotFoundError, match=f"conversation {conversation} has no document test.declared"
+    ):
         async with session.body(session.transaction()) as tx:
             tx.retire(Declared, conversation)
     with pytest.raises(NotFoundError, match=r"no document test\.shelf under key 'top'"):
