@@ -206,7 +206,7 @@ class NotFoundError(PidurableError, LookupError):
     kind: str
     id: int | str
     hint: str = ""
-    place: str = attrs.field(default="this session", kw_only=True)
+    place: str = "this session"
     """What has none; there may be one elsewhere."""
 
     def __str__(self) -> str:
