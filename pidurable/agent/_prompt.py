@@ -177,8 +177,11 @@ def build_request(
 def _sendable(message: Message) -> Message:
     """A message as providers take it back: a model may have called what is no name at all."""
     if isinstance(message, ToolResultMessage):
-        return attrs.evolve(message, name=sendable_name(message.name))
-    if isinstance(message, AssistantMessage) and message.tool_calls:
+        name = sendable_name(message.name)
+        return message if name == message.name else attrs.evolve(message, name=name)
+    if isinstance(message, AssistantMessage) and any(
+        sendable_name(call.name) != call.name for call in message.tool_calls
+    ):
         blocks = tuple(
             attrs.evolve(block, name=sendable_name(block.name))
             if isinstance(block, ToolCallBlock)
