@@ -273,14 +273,15 @@ class Session:
         return found
 
     def doc(self, address: Address) -> DocState | None:
-        """The committed state of a document, or None."""
+        """The published state of a document, or None."""
         if address in self._docs:
             return self._docs[address]
+        if address in self._staged.docs_before:
+            # The storage may have the batch already that is being stored. A watch that begins now
+            # is told of it afterwards, and no two looks may show half of a commit.
+            return self._staged.docs_before[address]
         state = _documents.load(self.storage, address)
-        if not self.line.storing:
-            # Else it may be of a batch that is durable and not published yet. What is kept is as
-            # published, since a watch that begins with it is told of that batch afterwards.
-            self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+        self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
         return state
 
     def has_docs(self, addresses: Iterable[Address]) -> bool:
@@ -445,6 +446,11 @@ class Session:
     # --- the line's adopter --------------------------------------------------------------
 
     def join(self, draft: Transaction) -> None:
+        for change in draft.doc_changes:
+            if change.address not in self._staged.docs_before:
+                # Nothing is being stored while bodies run, so what has to be read is as published.
+                published = None if change.held_before is None else self.doc(change.address)
+                self._staged.docs_before[change.address] = published
         self._staged.add(draft)
         for participant in self.participants:
             participant.joined(draft)

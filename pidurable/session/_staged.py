@@ -52,6 +52,8 @@ class Staged:
     entries: dict[int, Entry] = attrs.Factory(dict)
     unique: dict[tuple[Any, ...], Any] = attrs.Factory(dict)
     docs: dict[Address, DocState | None] = attrs.Factory(dict)
+    docs_before: dict[Address, DocState | None] = attrs.Factory(dict)
+    """What is published of the documents that the batch changes, which the storage may not show."""
     blobs: set[str] = attrs.Factory(set)
     doc_commits: list[tuple[int, dict[Address, DocState | None]]] = attrs.Factory(list)
     """What each of the bodies did to documents, by its sequence number, oldest first."""
