@@ -20,6 +20,7 @@ from pidurable.agent._documents import (
 from pidurable.agent._inbox import end_run
 from pidurable.agent._prompt import estimate_tokens
 from pidurable.errors import NotFoundError
+from pidurable.records._entries import kept_messages
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import (
     AssistantMessage,
@@ -199,7 +200,7 @@ def open_calls(entries: Sequence[Entry], assistant: int) -> list[tuple[int, str]
     answered: set[int] = set()
     names: list[str] = []
     for entry in entries:
-        for message in entry.messages:
+        for message in kept_messages(entry):
             if entry.id == assistant and isinstance(message, AssistantMessage):
                 names = [call.name for call in message.tool_calls]
             elif isinstance(message, ToolResultMessage) and message.call[0] == assistant:

@@ -13,7 +13,7 @@ from typing import Any, final
 import attrs
 
 from pidurable.agent._documents import LiveDocument, defaults_of
-from pidurable.records._entries import Entry
+from pidurable.records._entries import Entry, kept_messages
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
 from pidurable.records._readonly import copied_json
 from pidurable.records._submissions import SubmissionRecord
@@ -203,7 +203,7 @@ def _live_values(live: tuple[Any, Any] | None) -> tuple[dict[str, Any], dict[str
 
 
 def _entry_event(entry: Entry) -> Event:
-    for message in entry.messages:
+    for message in kept_messages(entry):
         if isinstance(message, AssistantMessage):
             return MessageEnd(entry)
         if isinstance(message, ToolResultMessage):
@@ -218,7 +218,7 @@ def _run_end(submissions: Sequence[SubmissionRecord], run: int, entries: Sequenc
     answered = any(
         isinstance(message, AssistantMessage) and message.status == "complete"
         for entry in entries
-        for message in entry.messages
+        for message in kept_messages(entry)
     )
     return RunEnd(run, "done" if answered else "unanswered", None, None)
 
@@ -264,7 +264,7 @@ def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) 
     arguments = {
         (index): block.arguments
         for entry in entries
-        for message in entry.messages
+        for message in kept_messages(entry)
         if isinstance(message, AssistantMessage)
         for index, block in enumerate(message.tool_calls)
     }

@@ -9,7 +9,7 @@ import attrs
 
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._checks import check_name
-from pidurable.records._messages import Message
+from pidurable.records._messages import Block, Message, SystemMessage, ToolCallBlock
 from pidurable.records._readonly import copied_json
 
 EntryT = TypeVar("EntryT")
@@ -130,15 +130,12 @@ class Entry:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What the model sees of it; may be empty.
-
-        Messages are shared by all who look: the JSON inside a block (`arguments`, `opaque`) is not
-        a copy, so leave it as it is.
+        """What the model sees of it; may be empty. JSON inside a message is a copy of your own.
 
         Raises:
             StorageCorruptError: It lies apart, and is missing or damaged. Restore a copy.
         """
-        return _looked_at(self._messages)  # type: ignore[no-any-return]
+        return own_messages(kept_messages(self))
 
     @property
     def data(self) -> Any:
@@ -147,8 +144,13 @@ class Entry:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Changes to what earlier entries contribute; raises like `messages`."""
-        return _looked_at(self._edits)  # type: ignore[no-any-return]
+        """Changes to what earlier entries contribute, copied and raising like `messages`."""
+        return tuple(
+            edit
+            if not edit.messages
+            else Edit(target=edit.target, messages=own_messages(edit.messages))
+            for edit in kept_edits(self)
+        )
 
     def __repr__(self) -> str:
         shown = {
@@ -179,3 +181,42 @@ class Entry:
             )
         assert self._decode is not None
         return self._decode(_looked_at(self._data), cls)  # type: ignore[no-any-return]
+
+
+def kept_messages(entry: Entry) -> tuple[Message, ...]:
+    """The messages of an entry as they are kept and shared: for who changes nothing in them."""
+    found: tuple[Message, ...] = _looked_at(entry._messages)
+    return found
+
+
+def kept_edits(entry: Entry) -> tuple[Edit, ...]:
+    """The edits of an entry as they are kept and shared: for who changes nothing in them."""
+    found: tuple[Edit, ...] = _looked_at(entry._edits)
+    return found
+
+
+def own_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages with JSON of the reader's own; themselves where there is none in them."""
+    own = tuple(own_message(each) for each in messages)
+    return own if any(a is not b for a, b in zip(own, messages, strict=True)) else messages
+
+
+def own_message(message: Message) -> Message:
+    """A message with JSON of the reader's own: what is kept is what later readers get."""
+    if isinstance(message, SystemMessage):
+        tools = tuple(
+            attrs.evolve(tool, schema=copied_json(tool.schema)) for tool in message.tools_added
+        )
+        return attrs.evolve(message, sections=dict(message.sections), tools_added=tools)
+    for block in message.blocks:
+        if block.opaque is not None or type(block) is ToolCallBlock:
+            return attrs.evolve(message, blocks=tuple(_own_block(each) for each in message.blocks))
+    return message
+
+
+def _own_block(block: Block) -> Block:
+    opaque = copied_json(block.opaque)
+    if isinstance(block, ToolCallBlock):
+        arguments = copied_json(block.arguments)
+        return ToolCallBlock(name=block.name, arguments=arguments, opaque=opaque)
+    return block if opaque is None else attrs.evolve(block, opaque=opaque)

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from pidurable.records._entries import Conversation, Edit, Entry
+from pidurable.records._entries import Conversation, Edit, Entry, kept_edits, kept_messages
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
@@ -39,10 +39,10 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "conversation_id": entry.conversation_id,
         "seq": entry.seq,
         "kind": entry.kind,
-        "messages": [_message_json(message) for message in entry.messages],
+        "messages": [_message_json(message) for message in kept_messages(entry)],
         "data": entry.data,
         "head": entry.head,
-        "edits": [_edit_json(edit) for edit in entry.edits],
+        "edits": [_edit_json(edit) for edit in kept_edits(entry)],
         "by_task": entry.by_task,
         "at_us": entry.at_us,
     }

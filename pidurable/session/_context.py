@@ -23,20 +23,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import final, overload
 
-import attrs
-
 from pidurable.errors import check
-from pidurable.records._entries import Entry
+from pidurable.records._entries import Entry, kept_edits, kept_messages, own_message
 from pidurable.records._messages import (
     AssistantMessage,
-    Block,
     Message,
     SystemMessage,
     ToolCallBlock,
     ToolResultMessage,
     UserMessage,
 )
-from pidurable.records._readonly import copied_json
 from pidurable.session import _transcript
 from pidurable.session._transcript import ContextMessage
 
@@ -135,27 +131,9 @@ class ModelContext(Sequence[ContextMessage]):
 
 
 def _owned(item: ContextMessage) -> ContextMessage:
-    """The message with JSON of the reader's own: what is kept here is what later readers get."""
-    message = item.message
-    if isinstance(message, SystemMessage):
-        tools = tuple(
-            attrs.evolve(tool, schema=copied_json(tool.schema)) for tool in message.tools_added
-        )
-        own = attrs.evolve(message, sections=dict(message.sections), tools_added=tools)
-        return ContextMessage(own, item.entry)
-    for block in message.blocks:
-        if block.opaque is not None or type(block) is ToolCallBlock:
-            blocks = tuple(_owned_block(each) for each in message.blocks)
-            return ContextMessage(attrs.evolve(message, blocks=blocks), item.entry)
-    return item
-
-
-def _owned_block(block: Block) -> Block:
-    opaque = copied_json(block.opaque)
-    if isinstance(block, ToolCallBlock):
-        arguments = copied_json(block.arguments)
-        return ToolCallBlock(name=block.name, arguments=arguments, opaque=opaque)
-    return block if opaque is None else attrs.evolve(block, opaque=opaque)
+    """The message with JSON of the reader's own."""
+    own = own_message(item.message)
+    return item if own is item.message else ContextMessage(own, item.entry)
 
 
 class Exchange:
@@ -191,7 +169,7 @@ class Exchange:
         edits = _transcript.newest_edits(ordered)
         for entry in ordered:
             edited = edits.get(entry.id)
-            self._put(entry, entry.messages if edited is None else edited)
+            self._put(entry, kept_messages(entry) if edited is None else edited)
 
     def add(self, entry: Entry) -> bool:
         """Grow by one entry in O(that entry), if that is possible.
@@ -201,12 +179,12 @@ class Exchange:
         """
         if entry.head is not None:
             return False
-        if any(e.target in self._targets or e.target == entry.id for e in entry.edits):
+        if any(e.target in self._targets or e.target == entry.id for e in kept_edits(entry)):
             return False
         check(entry.id > self.newest, f"entry {entry.id} came after entry {self.newest}")
         self.newest = entry.id
         self._targets.add(entry.id)
-        self._put(entry, entry.messages)
+        self._put(entry, kept_messages(entry))
         return True
 
     def as_of(self, cutoff: int | None = None) -> ModelContext | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pidurable.errors import InvalidArgumentError, NotFoundError, show
 from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
-from pidurable.records._entries import Entry
+from pidurable.records._entries import Entry, kept_edits, kept_messages
 from pidurable.session import _transcript
 from pidurable.session._context import Exchange, KeptRange, ModelContext
 from pidurable.session._forks import Lineage, is_counted, lineage
@@ -200,7 +200,7 @@ def _read_range(
             after = page[-1].id
     for entry in entries:
         # What is large is read here, in the thread: the context is made of it.
-        _ = entry.messages, entry.edits
+        _ = kept_messages(entry), kept_edits(entry)
     return first, entries
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from pidurable.records._entries import Entry
+from pidurable.records._entries import Entry, kept_edits, kept_messages
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
@@ -135,7 +135,7 @@ def newest_edits(entries: Iterable[Entry]) -> dict[int, tuple[Message, ...]]:
     edits: dict[int, tuple[Message, ...]] = {}
     # The entry with the head comes first in the range, and its edits are the newest all the same.
     for entry in sorted(entries, key=lambda entry: entry.id):
-        for edit in entry.edits:
+        for edit in kept_edits(entry):
             edits[edit.target] = edit.messages or ()
     return edits
 
@@ -145,7 +145,7 @@ def _flatten(entries: Sequence[Entry]) -> list[ContextMessage]:
     flat: list[ContextMessage] = []
     for entry in entries:
         edited = edits.get(entry.id)
-        messages = entry.messages if edited is None else edited
+        messages = kept_messages(entry) if edited is None else edited
         flat.extend(ContextMessage(message, entry.id) for message in messages)
     return flat
 

@@ -116,6 +116,10 @@ class TaskGraph:
     left_out: int = 0
     """Live tasks beyond the limit. Their places are filled as others end."""
 
+    def json(self) -> JsonValue:
+        """Return the graph as plain JSON, a copy of your own. Costs its size."""
+        return graph_json(self)
+
 
 _FIELDS: tuple[tuple[str, Callable[[GraphTask], Any]], ...] = (
     ("id", lambda task: task.id),

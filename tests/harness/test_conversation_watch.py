@@ -24,7 +24,13 @@ from pidurable.harness._views import HistoryPage
 from pidurable.records._entries import Entry
 from pidurable.records._json import dumps
 from pidurable.records._limits import VIEW_PAGE_ENTRIES, WATCH_FRAMES_MAX
-from pidurable.records._messages import TextBlock, UserMessage
+from pidurable.records._messages import (
+    AssistantMessage,
+    TextBlock,
+    ToolCallBlock,
+    Usage,
+    UserMessage,
+)
 from pidurable.session._grown import Grown
 from pidurable.storage import MemoryStorage
 
@@ -57,6 +63,38 @@ async def view_of(conversation: Conversation) -> dict[str, Any]:
     async with conversation.watch() as watch:
         found: dict[str, Any] = watch.json()
         return found
+
+
+async def test_what_a_consumer_does_to_a_message_reaches_nobody_else() -> None:
+    """Arguments and opaque JSON of an entry's messages and edits are a copy for each who looks."""
+    async with open_harness(":memory:") as harness:
+        root = await harness.root()
+        call = ToolCallBlock(name="t", arguments={"a": [1]}, opaque={"id": ["x"]})
+        told = [
+            AssistantMessage(
+                blocks=(call,),
+                status="complete",
+                stop_reason="tool_use",
+                model="scripted/x",
+                usage=Usage(),
+                at_us=1,
+            )
+        ]
+        async with root.watch() as watch, root.watch() as other:
+            first = await note(harness, root, messages=told)
+            await note(harness, root, edits=[Edit(target=first, messages=tuple(told))])
+            before = await view_of(root)
+            for entry in (await anext(watch), await anext(watch))[-1].value.history:
+                for message in (*entry.messages, *(m for e in entry.edits for m in e.messages)):
+                    message.blocks[0].arguments["a"].append("mine")
+                    message.blocks[0].opaque["id"].append("mine")
+
+            assert await view_of(root) == before
+            assert patched(other.json(), taken(other)) == before
+            context = repr(list(await root.context()))
+            assert "'a': [1]" in context
+            assert "mine" not in context
+            assert "mine" not in repr(await root.history())
 
 
 async def test_a_view_says_where_a_conversation_stands() -> None:

@@ -383,7 +383,7 @@ async def test_who_falls_behind_gets_one_whole_graph() -> None:
         await world.quiet()
         (whole,) = await taken(watch)
         assert whole.whole
-        assert whole.patch == [{"op": "replace", "path": "", "value": graph_json(whole.value)}]
+        assert whole.patch == [{"op": "replace", "path": "", "value": whole.value.json()}]
         assert (len(whole.value.tasks), whole.value.left_out) == (3, WATCH_FRAMES_MAX + 3)
         await world.signal(one)
         value = whole.json()
