@@ -56,7 +56,6 @@ class FaultyFactory:
         "memory_faulty",
         "sqlite",
         "sqlite_reopened",
-        "sqlite_faulty",
     ]
 )
 def factory(request: pytest.FixtureRequest, tmp_path: Path) -> StorageFactory:
