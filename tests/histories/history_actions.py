@@ -294,8 +294,8 @@ class Body:
         self.settle((name, parent, key))
         doc = self.state.inherited(address, self.model.past)
         if doc is not None:
-            self.state.docs[address] = attrs.evolve(doc, life=self.model.new_life())
-            self.rare[f"copied by a fork: {doc.policy(name)}"] += 1
+            self.rare[f"copied by a fork: {self.state.policy(name, doc)}"] += 1
+            self.state.copy(address, doc, self.model.new_life())
 
     def finish(self) -> bool:
         """The end of the body: copy what forks begin with. Say whether anything is stored."""

@@ -30,10 +30,6 @@ class Doc:
     """Which incarnation it is: a new number whenever a document is made."""
     _shapes: dict[int, Any] = attrs.field(factory=dict, init=False, repr=False)
 
-    def policy(self, name: str) -> str:
-        """What a fork does with it: what the class says that wrote it last."""
-        return BY_NAME[name].forks[self.version - 1]
-
     def shape(self, version: int) -> Any:
         """The value as code of a version sees it; not to be changed."""
         if version not in self._shapes:
@@ -82,6 +78,9 @@ class State:
     blobs: dict[str, bytes] = attrs.Factory(dict)
     tasks: dict[int, bool] = attrs.Factory(dict)
     """Whether a task is live, by id."""
+    writers: dict[int, int] = attrs.Factory(dict)
+    """By incarnation: the version of the class that wrote it last, also if a fork copied the past
+    of it, which an older class had written."""
 
     def grow(self, seq: int) -> State:
         return State(
@@ -91,6 +90,7 @@ class State:
             self.docs.copy(),
             self.blobs.copy(),
             self.tasks.copy(),
+            self.writers.copy(),
         )
 
     # --- reading ---------------------------------------------------------------------------
@@ -127,7 +127,17 @@ class State:
     def put(self, address: Address, version: int, value: Any, life: int) -> None:
         """Write a document with the code of a version; one that is new is a new life."""
         old = self.docs.get(address)
-        self.docs[address] = Doc(version, value, life if old is None else old.life)
+        self.docs[address] = made = Doc(version, value, life if old is None else old.life)
+        self.writers[made.life] = version
+
+    def copy(self, address: Address, doc: Doc, life: int) -> None:
+        """Let a fork begin with a document of its parent."""
+        self.docs[address] = attrs.evolve(doc, life=life)
+        self.writers[life] = self.writers[doc.life]
+
+    def policy(self, name: str, doc: Doc) -> str:
+        """What a fork does with a document: what the class says that wrote it last."""
+        return BY_NAME[name].forks[self.writers[doc.life] - 1]
 
     def append(self, line: Line) -> None:
         place = self.places[line.conversation]
@@ -152,7 +162,7 @@ class State:
         place = self.places[made]
         assert place.parent is not None
         living = self.docs.get((name, place.parent, key))
-        policy = None if living is None else living.policy(name)
+        policy = None if living is None else self.policy(name, living)
         if policy == "current" or (policy == "as_of" and place.now):
             return living
         if policy == "initial" or place.now:
@@ -160,7 +170,7 @@ class State:
         assert place.parent_entry is not None
         home = self.lines[place.parent_entry].conversation
         then = past.at(self, place.parent_entry).docs.get((name, home, key))
-        if then is not None and policy is None and then.policy(name) != "as_of":
+        if then is not None and policy is None and self.policy(name, then) != "as_of":
             return None
         return then
 
