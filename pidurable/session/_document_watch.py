@@ -323,13 +323,15 @@ async def at_one_point(
             if not is_ready():
                 await load()
             watch = join()
-    except BaseException as error:
+    except StorageRefusedError:
         # The body looked at nothing that is only staged: that a batch is refused whose line it
-        # shared is no concern of it. A session that failed meanwhile raises here too.
+        # shared is no concern of it.
         if watch is None:
             raise
-        if not isinstance(error, StorageRefusedError):
+    except BaseException:
+        # A session that failed meanwhile raises here too.
+        if watch is not None:
             watch._leave()
-            raise
+        raise
     assert watch is not None
     return watch
