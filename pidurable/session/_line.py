@@ -128,11 +128,6 @@ class CommitLine:
     def closing(self) -> bool:
         return self._closing
 
-    @property
-    def storing(self) -> bool:
-        """Whether a batch is inside the storage: durable perhaps, and not published."""
-        return self._storing
-
     def check_usable(self) -> None:
         """Raise if this session serves nothing more."""
         if self._poison is not None:

@@ -33,7 +33,6 @@ from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
     PidurableError,
-    SessionPoisonedError,
     show,
 )
 from pidurable.records._checks import is_id
@@ -400,6 +399,7 @@ class TaskGraphs:
         self._runtime = runtime
         self.followed: dict[tuple[int | None, int], FollowedGraph] = {}
         """By root and limit. Empty where nobody watches."""
+        runtime.session.watch_ends.append(self._end)
 
     @asynccontextmanager
     async def watch(self, root: int | None, limit: int) -> AsyncIterator[Watch[TaskGraph]]:
@@ -461,7 +461,7 @@ class TaskGraphs:
             if followed.is_over:
                 self._forget(key, followed)
 
-    def end(self, error: SessionPoisonedError | None = None) -> None:
+    def _end(self, error: PidurableError | None) -> None:
         """End every watch: the session is closed, or serves nothing more."""
         ended, self.followed = self.followed, {}
         for followed in ended.values():

@@ -274,7 +274,6 @@ class Runtime(SessionTree):
         self.reverted()
         self.runner.stop_all()
         self.waits.release()
-        self.graphs.end(error)
 
     def refusing(self, refusing: bool) -> None:
         self.scheduler.refusing(refusing)
@@ -399,7 +398,6 @@ class Runtime(SessionTree):
     def release_waiters(self) -> None:
         """Nobody is left waiting for a session that has closed."""
         self.waits.release()
-        self.graphs.end()
 
     @trio.lowlevel.enable_ki_protection
     async def _guard(self, serve: Callable[[], Any]) -> None:

@@ -244,7 +244,7 @@ async def test_a_watch_that_begins_while_a_batch_is_stored_sees_it_as_a_frame() 
         blocking.hold()
         nursery.start_soon(count_up, session)
         await wait_all_tasks_blocked()
-        assert session.line.storing
+        assert session.line._storing
 
         async with session.watch(Counter) as watch:
             assert watch.read() == Counter(count=1)
@@ -320,7 +320,7 @@ async def test_no_two_looks_show_half_of_a_commit() -> None:
 
         nursery.start_soon(both)
         await wait_all_tasks_blocked()
-        assert session.line.storing
+        assert session.line._storing
         for _ in range(2):
             assert session.snapshot(Todos, conversation, key="new") is None
             assert session.snapshot(Counter) == Counter(count=1)
