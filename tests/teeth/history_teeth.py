@@ -8,22 +8,17 @@ A text that is not there any more fails loudly, as it does in `teeth`.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import attrs
-from teeth import CHECKOUT, BluntToothError
+from teeth import CHECKOUT, Bite, BluntToothError, differences_in, play_planted, show_all
 
 RUNNER = CHECKOUT / "tests" / "histories" / "run_histories.py"
 GOALS = ("rewind", "watches", "context")
 HISTORIES_MAX = 1000
-HANG_SECONDS = 240.0
 
 
 @attrs.frozen(kw_only=True)
@@ -210,75 +205,26 @@ TEETH = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class HistoryBite:
-    """What became of one tooth."""
-
-    tooth: HistoryTooth | None
-    caught: bool
-    said: str
-    seconds: float
-
-
-def bite(
-    tooth: HistoryTooth | None, *, goal: str = "", histories: int = HISTORIES_MAX
-) -> HistoryBite:
+def bite(tooth: HistoryTooth | None, *, goal: str = "", histories: int = HISTORIES_MAX) -> Bite:
     """Play histories against a copy of the package with a tooth in it, or none, until one fails."""
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(
-            CHECKOUT / "pidurable",
-            Path(folder) / "pidurable",
-            symlinks=False,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-        if tooth is not None:
-            tooth.plant(Path(folder) / "pidurable")
-            goal = tooth.goal
-        command = [sys.executable, str(RUNNER), "--goal", goal, "--tries", "0"]
-        try:
-            done = subprocess.run(
-                [*command, "--histories", str(histories)],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=HANG_SECONDS,
-                env={**os.environ, "PYTHONPATH": folder},
-            )
-            said = done.stdout + done.stderr
-        except subprocess.TimeoutExpired:
-            # Nothing was found in the time that there is, which is no merit.
-            said = "out of time at seed ?\ndifferences=0"
-    found = re.search(r"differences=(\d+)", said)
-    if found is None:
-        raise BluntToothError(f"{tooth.name if tooth else 'no tooth'}: no figures:\n{said[-2000:]}")
+    goal = goal if tooth is None else tooth.goal
+    command = [sys.executable, str(RUNNER), "--goal", goal, "--tries", "0"]
+    said = play_planted([*command, "--histories", str(histories)], tooth)
+    if said is None:
+        # Nothing was found in the time that there is, which is no merit.
+        said = "out of time at seed ?\ndifferences=0"
     first = next((line for line in said.splitlines() if " seed " in line), said[-200:])
-    return HistoryBite(
+    return Bite(
         tooth=tooth,
-        caught=found.group(1) != "0",
+        caught=differences_in(said, tooth),
         said=re.sub(r"step (\d+) \[.*\]: ", r"step \1: ", first)[:160],
         seconds=time.perf_counter() - started,
     )
 
 
 def main(part: str = "") -> int:
-    chosen = [tooth for tooth in TEETH if part in tooth.name]
-    caught = 0
-    for tooth in chosen:
-        try:
-            result = bite(tooth)
-        except BluntToothError as blunt:
-            print(f"BLUNT  {blunt}", flush=True)
-            continue
-        caught += result.caught
-        print(
-            f"{'caught' if result.caught else 'MISSED'} {result.seconds:5.1f} s  {tooth.name}: "
-            f"{result.said}",
-            flush=True,
-        )
-    verdict = "PASS" if caught == len(chosen) else "FAIL"
-    print(f"history teeth: caught={caught}/{len(chosen)} {verdict}")
-    return int(verdict == "FAIL")
+    return show_all("history teeth", [tooth for tooth in TEETH if part in tooth.name], bite)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -223,15 +225,15 @@ TEETH = (
 class Bite:
     """What became of one tooth."""
 
-    tooth: Tooth | None
+    tooth: Any
+    """None where nothing was planted."""
     caught: bool
     said: str
     seconds: float
 
 
-def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
-    """Play programs against a copy of the package, until one fails; a tooth is planted, or none."""
-    started = time.perf_counter()
+def play_planted(command: list[str], tooth: Any) -> str | None:
+    """What a command says that runs on a copy of the package with a tooth in it; None: it hangs."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(
             CHECKOUT / "pidurable",
@@ -241,11 +243,6 @@ def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
         )
         if tooth is not None:
             tooth.plant(Path(folder) / "pidurable")
-        command = [sys.executable, str(RUNNER), "--programs", str(programs), "--tries", "0"]
-        # What the recount would find is not the merit of the model.
-        command.append("--model-only")
-        if tooth is not None and tooth.graphs:
-            command.append("--graphs")
         try:
             done = subprocess.run(
                 command,
@@ -255,23 +252,41 @@ def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
                 timeout=HANG_SECONDS,
                 env={**os.environ, "PYTHONPATH": folder},
             )
-            said = done.stdout + done.stderr
         except subprocess.TimeoutExpired:
-            said = "differences=1: it does not come to rest"
+            return None
+    return done.stdout + done.stderr
+
+
+def differences_in(said: str, tooth: Any) -> bool:
+    """Whether a run, by its own figures, has found something."""
     found = re.search(r"differences=(\d+)", said)
     if found is None:
         raise BluntToothError(f"{tooth.name if tooth else 'no tooth'}: no figures:\n{said[-2000:]}")
+    return found.group(1) != "0"
+
+
+def bite(tooth: Tooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
+    """Play programs against a copy of the package, until one fails; a tooth is planted, or none."""
+    started = time.perf_counter()
+    command = [sys.executable, str(RUNNER), "--programs", str(programs), "--tries", "0"]
+    # What the recount would find is not the merit of the model.
+    command.append("--model-only")
+    if tooth is not None and tooth.graphs:
+        command.append("--graphs")
+    said = play_planted(command, tooth)
+    if said is None:
+        said = "differences=1: it does not come to rest"
     first = next((line for line in said.splitlines() if line.startswith("seed ")), said[-200:])
     return Bite(
         tooth=tooth,
-        caught=found.group(1) != "0",
+        caught=differences_in(said, tooth),
         said=first[:160],
         seconds=time.perf_counter() - started,
     )
 
 
-def main(part: str = "") -> int:
-    chosen = [tooth for tooth in TEETH if part in tooth.name]
+def show_all(title: str, chosen: Sequence[Any], bite: Callable[[Any], Bite]) -> int:
+    """Try teeth one after the other; print a line for each, and one for all."""
     caught = 0
     for tooth in chosen:
         try:
@@ -286,8 +301,12 @@ def main(part: str = "") -> int:
             flush=True,
         )
     verdict = "PASS" if caught == len(chosen) else "FAIL"
-    print(f"teeth: caught={caught}/{len(chosen)} {verdict}")
+    print(f"{title}: caught={caught}/{len(chosen)} {verdict}")
     return int(verdict == "FAIL")
+
+
+def main(part: str = "") -> int:
+    return show_all("teeth", [tooth for tooth in TEETH if part in tooth.name], bite)
 
 
 if __name__ == "__main__":
