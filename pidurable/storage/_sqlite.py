@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, final
 
 import apsw
@@ -37,19 +37,10 @@ from pidurable.records._limits import Settings
 from pidurable.storage import _migrate, _sqlite_open as _open, _sqlite_statements as sql
 from pidurable.storage._contract import (
     Batch,
-    ConversationRow,
-    DocumentRow,
-    EntryRow,
     Head,
     HolderClaim,
     HolderRecord,
     Op,
-    RevisionRow,
-    SignalRow,
-    StartRow,
-    SubmissionRow,
-    TaskRow,
-    has_lived,
 )
 from pidurable.storage._holder import (
     LockFile,
@@ -62,6 +53,7 @@ from pidurable.storage._holder import (
     lock_path,
     take_lock,
 )
+from pidurable.storage._sqlite_reads import SqliteReads
 
 Durability = Literal["power", "process"]
 ResultT = TypeVar("ResultT")
@@ -80,7 +72,7 @@ class _Found(NamedTuple):
 
 
 @final
-class SqliteStorage:
+class SqliteStorage(SqliteReads):
     """Keep one session in one SQLite file.
 
     Opening creates nothing where there is something else already, migrates an older store (keeping
@@ -537,9 +529,6 @@ class SqliteStorage:
 
     # --- reading -------------------------------------------------------------------------
 
-    def _rows(self, name: str, values: Sequence[Any]) -> list[Any]:
-        return self._read(sql.READS[name], values)
-
     def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
         """Run one read to its end. Called from any thread."""
         # Checked before the lock: a child forked while a thread reads would wait for ever.
@@ -552,205 +541,8 @@ class SqliteStorage:
                 mapped: PidurableError | None = _open.map_error(error, self._store)
                 raise mapped or InternalError(f"{self._store}: {error!r}") from error
 
-    def _value(self, name: str, *values: Any) -> Any:
-        """The only column of the only row, or None."""
-        rows = self._rows(name, values)
-        return rows[0][0] if rows else None
-
     def head(self) -> Head:
         return _head(self._rows("head", ()))
-
-    def conversation(self, id: int) -> ConversationRow | None:
-        rows = self._rows("conversation", (id,))
-        return ConversationRow(*rows[0]) if rows else None
-
-    def conversation_by_key(self, owner: int | None, key: str) -> ConversationRow | None:
-        rows = self._rows("conversation_by_key", (owner or 0, key))
-        return ConversationRow(*rows[0]) if rows else None
-
-    def conversations_by_owner(
-        self, owner: int | None, *, after: int = 0, limit: int = 1000
-    ) -> list[ConversationRow]:
-        rows = self._rows("conversations_by_owner", (owner, after, max(0, limit)))
-        return [ConversationRow(*row) for row in rows]
-
-    def conversation_owners(self, tasks: Sequence[int]) -> list[int]:
-        found = (self._rows("conversation_owners", places) for places in _places(tasks))
-        return [owner for rows in found for (owner,) in rows]
-
-    def entry(self, id: int) -> EntryRow | None:
-        rows = self._rows("entry", (id,))
-        return EntryRow(*rows[0]) if rows else None
-
-    def entries(
-        self,
-        conversation: int,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        reverse: bool = False,
-    ) -> list[EntryRow]:
-        last = sql.LAST_ID if before is None else before
-        name = "entries_reverse" if reverse else "entries"
-        rows = self._rows(name, (conversation, after, last, max(0, limit)))
-        return [EntryRow(*row) for row in rows]
-
-    def last_head(self, conversation: int, *, before: int | None = None) -> EntryRow | None:
-        last = sql.LAST_ID if before is None else before
-        rows = self._rows("last_head", (conversation, last))
-        return EntryRow(*rows[0]) if rows else None
-
-    def task(self, id: int) -> TaskRow | None:
-        rows = self._rows("task", (id,))
-        return TaskRow(*rows[0]) if rows else None
-
-    def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
-        if owner is None:
-            rows = self._rows("task_by_conversation_key", (conversation, key))
-        else:
-            rows = self._rows("task_by_owner_key", (owner, key))
-        return TaskRow(*rows[0]) if rows else None
-
-    def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
-        return self._rows("keyed_tasks", (owner,))
-
-    def live_tasks(self, *, after: int = 0, limit: int = 10_000) -> list[TaskRow]:
-        return [TaskRow(*row) for row in self._rows("live_tasks", (after, max(0, limit)))]
-
-    def outline(self, *, reverse: bool = False, limit: int = 10_000) -> list[tuple[int, ...]]:
-        """The oldest live tasks, or the newest, as (id, conversation, owner, status, blocked,
-        marked): what a picture of the tree needs of each, at a fifth of the cost of its row."""
-        return self._rows("outline_reverse" if reverse else "outline", (0, limit))
-
-    def live_counts(self) -> tuple[int, ...]:
-        """How many tasks are live, blocked, marked and not blocked, and of the rest pending,
-        running, waiting and completing. Visits every live task: for people."""
-        counts: tuple[int, ...] = self._read(sql.PEOPLE_READS["live_counts"], ())[0]
-        return counts
-
-    def tasks(
-        self,
-        *,
-        conversation: int | None = None,
-        kind: str | None = None,
-        status: int | None = None,
-        after: int = 0,
-        limit: int = 1000,
-        reverse: bool = False,
-    ) -> list[TaskRow]:
-        statement, values = sql.task_scan(
-            conversation=conversation, kind=kind, status=status, reverse=reverse
-        )
-        rows = self._read(statement, (*values, after, max(0, limit)))
-        return [TaskRow(*row) for row in rows]
-
-    def task_input(self, task: int) -> str | None:
-        value: str | None = self._value("task_input", task)
-        return value
-
-    def task_checkpoint(self, task: int) -> tuple[str, str] | None:
-        rows: list[tuple[str, str]] = self._rows("task_checkpoint", (task,))
-        return rows[0] if rows else None
-
-    def checkpoint_at(self, task: int) -> tuple[str, int] | None:
-        rows: list[tuple[str, int]] = self._rows("checkpoint_at", (task,))
-        return rows[0] if rows else None
-
-    def task_phases(self, tasks: Sequence[int]) -> list[tuple[int, str]]:
-        return [row for places in _places(tasks) for row in self._rows("task_phases", places)]
-
-    def task_wait(self, task: int) -> str | None:
-        value: str | None = self._value("task_wait", task)
-        return value
-
-    def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:
-        return self._rows("waits", (after, limit))
-
-    def task_outcome(self, task: int) -> str | None:
-        value: str | None = self._value("task_outcome", task)
-        return value
-
-    def task_memos(self, task: int) -> list[tuple[str, str]]:
-        return self._rows("task_memos", (task,))
-
-    def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
-        found: list[StartRow] = []
-        for places in _places(tasks):
-            memos: dict[int, list[tuple[str, str]]] = {}
-            for task, name, value in self._rows("memos_of_tasks", places):
-                memos.setdefault(task, []).append((name, value))
-            found += (
-                StartRow(task, input, phase, value, tuple(sorted(memos.get(task, ()))))
-                for task, input, phase, value in self._rows("task_starts", places)
-            )
-        return found
-
-    def signals(self, task: int, *, limit: int = 1000) -> list[SignalRow]:
-        return [SignalRow(*row) for row in self._rows("signals", (task, max(0, limit)))]
-
-    def live_signals(self) -> list[tuple[int, int]]:
-        return self._rows("live_signals", ())
-
-    def signal_by_key(self, task: int, key: str) -> int | None:
-        value: int | None = self._value("signal_by_key", task, key)
-        return value
-
-    def submission(self, id: int) -> SubmissionRow | None:
-        rows = self._rows("submission", (id,))
-        return SubmissionRow(*rows[0]) if rows else None
-
-    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None:
-        rows = self._rows("submission_by_request", (conversation, request_id))
-        return SubmissionRow(*rows[0]) if rows else None
-
-    def open_submissions(self, conversation: int) -> list[SubmissionRow]:
-        return [SubmissionRow(*row) for row in self._rows("open_submissions", (conversation,))]
-
-    def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
-        rows = self._rows("document", (name, scope, scope_id, key))
-        return DocumentRow(*rows[0]) if rows else None
-
-    def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
-        return [DocumentRow(*row) for row in self._rows("documents", (scope, scope_id))]
-
-    def document_as_of(
-        self, conversation: int, name: str, key: str, *, seq: int
-    ) -> DocumentRow | None:
-        rows = self._rows("document_as_of", (conversation, name, key, seq))
-        row = DocumentRow(*rows[0]) if rows else None
-        return row if row is not None and has_lived(row, seq) else None
-
-    def documents_as_of(self, conversation: int, *, seq: int) -> list[DocumentRow]:
-        # From address to address: a scan would visit every document that ever stood at each.
-        found: list[DocumentRow] = []
-        address = ("", "")
-        while rows := self._rows("next_rewindable", (conversation, *address)):
-            address = rows[0]
-            row = self.document_as_of(conversation, *address, seq=seq)
-            if row is not None and row.history == "rewindable":
-                found.append(row)
-        return found
-
-    def revisions(self, document: int, *, upto_seq: int | None = None) -> list[RevisionRow]:
-        last = sql.LAST_ID if upto_seq is None else upto_seq
-        return [RevisionRow(*row) for row in self._rows("revisions", (document, last))]
-
-    def blob(self, sha256: str) -> bytes | None:
-        value: bytes | None = self._value("blob", sha256)
-        return value
-
-    def has_blob(self, sha256: str) -> bool:
-        return bool(self._rows("has_blob", (sha256,)))
-
-
-def _places(tasks: Sequence[int]) -> Iterator[list[int]]:
-    """Tasks, each once and by id, in parts that have as many places as the statements."""
-    wanted = sorted(set(tasks))
-    for first in range(0, len(wanted), sql.STARTS_AT_ONCE):
-        some = wanted[first : first + sql.STARTS_AT_ONCE]
-        # A place that is left over asks for the last one again.
-        yield some + some[-1:] * (sql.STARTS_AT_ONCE - len(some))
 
 
 def _head(rows: list[Any]) -> Head:
