@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pidurable.errors import HolderLostError, PidurableError, StorageRefusedError
+from pidurable.records._limits import WAL_BYTES_WARN
 from pidurable.session._body import watch_bodies
 from pidurable.session._seams import VirtualClock, logger
 
@@ -22,6 +23,9 @@ _CHECKPOINT_PAGES = 1_000
 _PAGES_PER_BATCH = 3
 """What a batch writes beside its rows: the head, and the inner pages of the tables."""
 _WAL_PAGES_MAX = 8_000
+_WAL_PAGE_BYTES = 4_096 + 24
+_STUCK_SECONDS = 5.0
+"""From one try to empty a log that somebody reads to the next: each may hold up a batch."""
 _NEVER_SILENT_US = 2**62
 """A sign of life beyond every moment that a clock can tell."""
 
@@ -37,6 +41,10 @@ class Services:
         """Whether nobody else can tell how long this holder has been silent."""
         self._pages = 0
         self._checkpoint_due = trio.Event()
+        self._stuck_until = float("-inf")
+        """Before this moment nobody tries to empty the log again."""
+        self._log_large = False
+        """Whether somebody was told that the log stays large."""
 
     def is_confirmed(self) -> bool:
         """Whether a sign of life was stored within the last lease."""
@@ -91,7 +99,10 @@ class Services:
     async def _serve_checkpoints(self) -> None:
         session = self._session
         while session.line.poison is None:
-            await self._checkpoint_due.wait()
+            # A log that stays large shrinks once its reader has left, also where nothing is
+            # committed any more.
+            with trio.move_on_after(_STUCK_SECONDS if self._log_large else float("inf")):
+                await self._checkpoint_due.wait()
             self._checkpoint_due = trio.Event()
             try:
                 with trio.CancelScope(shield=True):
@@ -103,20 +114,51 @@ class Services:
                     # each flush about 0.2 ms more (ext4), for the new size of the file.
                     pages = await session.worker.run(session.storage.checkpoint)
                     if pages > _WAL_PAGES_MAX and session.line.poison is None:
-                        await self._checkpoint_whole()
+                        pages = await self._checkpoint_whole(pages)
+                    await self._report_log(pages * _WAL_PAGE_BYTES)
             except PidurableError as unknown:
                 # The log only grows meanwhile; a commit meets the same trouble and reports it. One
                 # that the close has overtaken is no trouble: the log is moved by that.
                 if not session.line.closing:
                     logger.warning("a checkpoint failed: %s", unknown)
 
-    async def _checkpoint_whole(self) -> None:
-        """Empty the log. Beside a busy writer a passive checkpoint may never catch up."""
+    async def _checkpoint_whole(self, pages: int) -> int:
+        """Empty the log; return its pages. Beside a busy writer a passive one may never catch up.
+
+        Behind a read that stays open it cannot be emptied, and each try keeps the write lock until
+        the storage gives up: so a second one is made only after a while.
+        """
+        if trio.current_time() < self._stuck_until:
+            return pages
         session = self._session
         # It takes the write lock, so it stands in line with the batches in the writer's thread,
         # and none is written in the loop meanwhile: that would stop the loop, not just the batch.
         session.writer.inline_pauses += 1
         try:
-            await session.worker.run(lambda: session.storage.checkpoint(truncate=True))
+            pages = await session.worker.run(lambda: session.storage.checkpoint(truncate=True))
         finally:
             session.writer.inline_pauses -= 1
+        stuck = pages > _WAL_PAGES_MAX
+        self._stuck_until = trio.current_time() + _STUCK_SECONDS if stuck else float("-inf")
+        return pages
+
+    async def _report_log(self, log_bytes: int) -> None:
+        """Say once that the log stays large, and who reads; and once that it is small again."""
+        session = self._session
+        size = f"{log_bytes / 2**20:.0f} MiB"
+        if not self._log_large and log_bytes > WAL_BYTES_WARN:
+            self._log_large = True
+            # A hint that only some storages can give; it is no part of the contract.
+            ask = getattr(session.storage, "log_readers", None)
+            named = [] if ask is None else await session.blocking.run(ask)
+            who = " and ".join(named) or "somebody"
+            logger.warning(
+                "the log of %s has grown to %s, because %s reads and keeps it from being used "
+                "again; it shrinks when that ends (`pidurable doctor` shows who reads)",
+                session.storage.store,
+                size,
+                who,
+            )
+        elif self._log_large and log_bytes <= WAL_BYTES_WARN:
+            self._log_large = False
+            logger.warning("the log of %s is small again: %s", session.storage.store, size)

@@ -539,6 +539,9 @@ class Session:
         try:
             self.storage.apply(batch)
             self.storage.release(self.epoch)
+        except HolderLostError as lost:
+            logger.warning("closed without the closing mark: %s", lost)
+            self._leave_lost()
         except PidurableError as refused:
             # Everything accepted is durable; without the mark the next opening recovers.
             logger.warning("closed without the closing mark: %s", refused)

@@ -34,7 +34,12 @@ from pidurable.errors import (
     check,
 )
 from pidurable.records._limits import Settings
-from pidurable.storage import _migrate, _sqlite_open as _open, _sqlite_statements as sql
+from pidurable.storage import (
+    _migrate,
+    _sqlite_locks as _locks,
+    _sqlite_open as _open,
+    _sqlite_statements as sql,
+)
 from pidurable.storage._contract import (
     Batch,
     Head,
@@ -283,6 +288,8 @@ class SqliteStorage(SqliteReads):
             )
             if mapped is None:
                 raise
+            if isinstance(error, apsw.BusyError) and isinstance(mapped, StorageRefusedError):
+                mapped.problem += self._who_writes()
             raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
         finally:
             if lowered and not writer.in_transaction:
@@ -298,6 +305,13 @@ class SqliteStorage(SqliteReads):
                 # The first error is the one to report; that this one came makes it uncertain.
                 return False
         return not self._writer.in_transaction
+
+    def _who_writes(self) -> str:
+        """Name whoever keeps the write lock from us: a hung process may do so for long."""
+        named = [_locks.describe_process(pid) for pid in _locks.writers(self._store)]
+        if not named:
+            return ""
+        return f"; {named[0]} has the write lock: let it go on, or end it"
 
     def _lost(self, writer: apsw.Connection, epoch: int) -> HolderLostError:
         current = int(writer.execute("select epoch\nfrom session\nwhere id = 1").get)
@@ -353,6 +367,13 @@ class SqliteStorage(SqliteReads):
             except apsw.Error as error:
                 raise _open.map_error(error, self._store, writing=True) or error from error
         return max(0, pages)
+
+    def log_readers(self) -> list[str]:
+        """Name the processes with an open read, which keeps the log from being used again.
+
+        Empty where there is none, and where the system does not tell.
+        """
+        return [_locks.describe_process(pid) for pid in _locks.readers(self._store)]
 
     def _log_pages(self) -> int:
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,17 @@ from pidurable.session._session import serving
 from pidurable.session._transaction import Transaction
 from pidurable.storage import MemoryStorage, SqliteStorage
 from pidurable.testing import Fault, FaultyStorage, Gate
+from pidurable.testing._conformance_base import claim
+
+READ = """
+import sys, apsw
+sys.stdin.readline()
+connection = apsw.Connection(sys.argv[1])
+connection.execute("begin")
+connection.execute("select count(*) from entries").fetchall()
+print("reading", flush=True)
+sys.stdin.readline()
+"""
 
 
 async def test_a_session_is_confirmed_while_its_heartbeats_are_stored(
@@ -157,6 +171,54 @@ async def test_a_long_log_is_moved_into_the_file(tmp_path: Path) -> None:
         assert len(await session.history(conversation, limit=100_000)) == 60 * 200
 
 
+async def test_a_log_that_stays_large_is_reported_once_with_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """wal_bytes_warn: above it the reader is named, once; at it, it is said to be small again."""
+    # C073
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / "session.sqlite"
+    limit = 100 * 4_120
+    for name, value in (("WAL_BYTES_WARN", limit), ("_WAL_PAGES_MAX", 50), ("_STUCK_SECONDS", 0.0)):
+        monkeypatch.setattr(f"pidurable.session._service.{name}", value)
+    storage = SqliteStorage(path)
+    reader = subprocess.Popen(  # noqa: ASYNC220 - read with what blocks, beside threads
+        [sys.executable, "-c", READ, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    async with open_test_session(storage, blocking=ThreadBlocking()) as session:
+        service = session._services
+        await service._report_log(limit)
+        assert caplog.text == ""
+        conversation = await new_conversation(session)
+        reader.stdin.write(b"\n")
+        reader.stdin.flush()
+        reader.stdout.readline()
+
+        def many(tx: Transaction) -> None:
+            for _ in range(1_100):
+                tx.append(conversation, Note("x" * 400))
+
+        for _ in range(3):
+            await session.run(session.transaction(), many)
+            while not service._log_large:
+                await trio.lowlevel.checkpoint()
+        stuck = path.with_name("session.sqlite-wal").stat().st_size
+        reader.communicate()
+        while "small again" not in caplog.text:
+            await trio.lowlevel.checkpoint()
+        free = path.with_name("session.sqlite-wal").stat().st_size
+    assert stuck > limit >= free
+    assert caplog.text.count("has grown to") == 1
+    assert caplog.text.count("small again") == 1
+    if sys.platform == "linux":
+        assert f"because process {reader.pid} (" in caplog.text
+
+
 async def test_a_checkpoint_that_fails_is_reported_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -266,3 +328,20 @@ async def test_a_replaced_holder_takes_its_lock_file_with_it(tmp_path: Path) -> 
     assert _lock_files(tmp_path) == ["session.sqlite.lock.2"]
     await second.close(list)
     assert _lock_files(tmp_path) == []
+
+
+async def test_a_close_that_comes_after_a_takeover_stores_nothing_and_tidies_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A holder that learns only by closing that it was replaced leaves no file behind either."""
+    path = tmp_path / "session.sqlite"
+    async with open_test_session(SqliteStorage(path)):
+        other = SqliteStorage(path)
+        other.acquire(claim(), takeover=True)
+
+    assert "closed without the closing mark" in caplog.text
+    assert "epoch 1 was replaced by 2" in caplog.text
+    assert not other.head().clean
+    assert _lock_files(tmp_path) == ["session.sqlite.lock.2"]
+    other.release(2)
+    other.close()
