@@ -1,7 +1,9 @@
 """Storage backends of one session: the contract, memory and SQLite."""
 
 from pidurable.storage._contract import (
+    RECORDS as RECORDS,
     Batch as Batch,
+    CommandRow as CommandRow,
     ConversationRow as ConversationRow,
     DocumentRow as DocumentRow,
     EntryRow as EntryRow,
@@ -9,10 +11,14 @@ from pidurable.storage._contract import (
     HolderClaim as HolderClaim,
     HolderRecord as HolderRecord,
     Op as Op,
+    RecordKind as RecordKind,
+    RecordShape as RecordShape,
+    RemovalRow as RemovalRow,
     RevisionRow as RevisionRow,
     SignalRow as SignalRow,
     StartRow as StartRow,
     Storage as Storage,
+    StubRow as StubRow,
     SubmissionRow as SubmissionRow,
     SubmissionStateRow as SubmissionStateRow,
     TaskRow as TaskRow,

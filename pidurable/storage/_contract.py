@@ -53,6 +53,18 @@ class Op(enum.IntEnum):
     SIGNAL_READ = 23  # (signal id,): no longer unread, but its key stays taken; payload dropped
     OUTCOME_DELETE = 24  # (task,): a task whose fault was parked is let go
     DOCUMENT_TERMS = 25  # (document, history, fork): what its class says now
+    COMMAND = 26  # CommandRow: insert once
+    # Retention. What is deleted exists, and nothing that stays refers to it after the batch.
+    STUB = 27  # StubRow: insert once
+    REMOVAL = 28  # RemovalRow: insert once
+    REMOVAL_DELETE = 29  # (root,)
+    TASK_DELETE = 30  # (task,): the row alone; what hangs on it has deletes of its own
+    INPUT_DELETE = 31  # (task,): its input, if there is one
+    CONVERSATION_DELETE = 32  # (conversation,): no fork of it and no submission to it is left
+    ENTRY_DELETE = 33  # (entry,)
+    SUBMISSION_DELETE = 34  # (submission,)
+    DOCUMENT_DELETE = 35  # (document,): the row alone; its revisions have a delete of their own
+    BLOB_DELETE = 36  # (sha256 hex,): if there is one
 
 
 class ConversationRow(NamedTuple):
@@ -193,6 +205,88 @@ class RevisionRow(NamedTuple):
     value: str
 
 
+class CommandRow(NamedTuple):
+    """The answer to a command from outside: stored in the commit that applied it."""
+
+    id: str
+    kind: str
+    digest: str
+    """Of what was asked for, so that the same id with other content is noticed."""
+    answer: str
+    """JSON: what it gave, or the error."""
+    seq: int
+    at_us: int
+
+
+class StubRow(NamedTuple):
+    """What is left of a removed record, so that a late retry under its key is recognised."""
+
+    kind: str  # "task" | "submission" | "conversation"
+    place: int  # the conversation in which the key counts
+    key: str  # its key, or request id
+    id: int  # the id that it had
+    digest: str  # of a submission's content; "" for others
+    status: str  # how it ended
+    at_us: int  # when it was removed
+
+
+class RemovalRow(NamedTuple):
+    """A tree that is being removed: begun, and to be finished also after a crash."""
+
+    root: int
+    at_us: int
+
+
+class RecordKind(enum.StrEnum):
+    """The kinds of records that a session consists of, in the order in which they refer back."""
+
+    CONVERSATION = "conversation"
+    ENTRY = "entry"
+    TASK = "task"
+    INPUT = "input"
+    CHECKPOINT = "checkpoint"
+    WAIT = "wait"
+    OUTCOME = "outcome"
+    MEMO = "memo"
+    SIGNAL = "signal"
+    SUBMISSION = "submission"
+    DOCUMENT = "document"
+    REVISION = "revision"
+    BLOB = "blob"
+    COMMAND = "command"
+    STUB = "stub"
+    REMOVAL = "removal"
+
+
+class RecordShape(NamedTuple):
+    """The columns of a kind of record, and those of them that are its key, in order."""
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+RECORDS: dict[RecordKind, RecordShape] = {
+    RecordKind.CONVERSATION: RecordShape(ConversationRow._fields, ("id",)),
+    RecordKind.ENTRY: RecordShape(EntryRow._fields, ("id",)),
+    RecordKind.TASK: RecordShape(TaskRow._fields, ("id",)),
+    RecordKind.INPUT: RecordShape(("task", "value"), ("task",)),
+    RecordKind.CHECKPOINT: RecordShape(("task", "phase", "value", "at_us"), ("task",)),
+    RecordKind.WAIT: RecordShape(("task", "value"), ("task",)),
+    RecordKind.OUTCOME: RecordShape(("task", "value"), ("task",)),
+    RecordKind.MEMO: RecordShape(("task", "name", "value"), ("task", "name")),
+    # The last column is 1 for one that was read: its payload is gone, its key is still taken.
+    RecordKind.SIGNAL: RecordShape((*SignalRow._fields, "read"), ("id",)),
+    RecordKind.SUBMISSION: RecordShape(SubmissionRow._fields, ("id",)),
+    RecordKind.DOCUMENT: RecordShape(DocumentRow._fields, ("id",)),
+    RecordKind.REVISION: RecordShape(RevisionRow._fields, ("document", "seq")),
+    RecordKind.BLOB: RecordShape(("sha256", "bytes"), ("sha256",)),
+    RecordKind.COMMAND: RecordShape(CommandRow._fields, ("id",)),
+    RecordKind.STUB: RecordShape(StubRow._fields, ("kind", "place", "key")),
+    RecordKind.REMOVAL: RecordShape(RemovalRow._fields, ("root",)),
+}
+"""Everything that a session consists of but its head: what `scan` gives, and an export holds."""
+
+
 class Head(NamedTuple):
     """The one row that every batch updates, and what identifies the store."""
 
@@ -288,9 +382,31 @@ class Storage(Protocol):
         """
         ...
 
+    def reclaim(self, pages: int) -> int:
+        """Give at most so many free pages back to the file system; return how many are still free.
+
+        A backend that keeps no pages, or cannot give any back, frees none. To be called by the
+        holder, between batches; may wait for a batch, and makes the next one wait.
+        """
+        ...
+
     # --- reading -------------------------------------------------------------------------
 
     def head(self) -> Head: ...
+
+    def scan(
+        self, kind: RecordKind, *, after: tuple[Any, ...] | None = None, limit: int = 1000
+    ) -> list[tuple[Any, ...]]:
+        """Records of one kind with a greater key than `after`, in the order of their keys.
+
+        Each is a tuple of the columns in `RECORDS`, as stored. Numbers are ordered by value and
+        texts by the bytes of their UTF-8. For whoever copies a session; pages are not one moment.
+        """
+        ...
+
+    def command(self, id: str) -> CommandRow | None:
+        """The answer to a command, or None if it was not applied."""
+        ...
 
     def conversation(self, id: int) -> ConversationRow | None: ...
 
@@ -330,6 +446,10 @@ class Storage(Protocol):
 
     def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
         """The task created under this key by its owner (None: by its conversation)."""
+        ...
+
+    def tasks_by_owner(self, owner: int, *, after: int = 0, limit: int = 1000) -> list[TaskRow]:
+        """Tasks that a task owns, ended or not, by id."""
         ...
 
     def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
@@ -408,12 +528,22 @@ class Storage(Protocol):
         """Submissions that are queued or placed, by id."""
         ...
 
+    def submissions_of(
+        self, conversation: int, *, after: int = 0, limit: int = 1000
+    ) -> list[SubmissionRow]:
+        """Submissions to a conversation, ended or not, by id."""
+        ...
+
     def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
         """The living document at this address."""
         ...
 
     def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
         """All living documents of a scope, by id."""
+        ...
+
+    def documents_ever(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        """All documents that a scope ever had, living or retired, by id."""
         ...
 
     def document_as_of(
@@ -440,6 +570,32 @@ class Storage(Protocol):
 
     def has_blob(self, sha256: str) -> bool:
         """Whether there is one, without reading it."""
+        ...
+
+    # --- retention -----------------------------------------------------------------------
+
+    def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:
+        """Roots that ended before a moment, with after < id <= upto, by id.
+
+        A root is a task that no task owns, in a conversation that no task owns. Visits every task
+        with such an id, so a caller asks for a bounded range.
+        """
+        ...
+
+    def forks_of(self, conversation: int, *, after: int = 0, limit: int = 1000) -> list[int]:
+        """The conversations that were forked from one, by id."""
+        ...
+
+    def stub(self, kind: str, place: int, key: str) -> StubRow | None:
+        """What is left of a removed record that had this key."""
+        ...
+
+    def stub_by_id(self, id: int) -> StubRow | None:
+        """What is left of a removed record that had a key, by the id that it had."""
+        ...
+
+    def removals(self) -> list[RemovalRow]:
+        """The trees that are being removed, by root."""
         ...
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import uuid as uuid_module
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -22,16 +23,21 @@ import attrs
 
 from pidurable.errors import HolderLostError, SessionClosedError
 from pidurable.storage._contract import (
+    RECORDS,
     Batch,
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
     Head,
     HolderClaim,
     HolderRecord,
+    RecordKind,
+    RemovalRow,
     RevisionRow,
     SignalRow,
     StartRow,
+    StubRow,
     SubmissionRow,
     TaskRow,
     has_lived,
@@ -167,7 +173,32 @@ class MemoryStorage:
             self._use()
         return 0
 
+    def reclaim(self, pages: int) -> int:
+        """There are no pages: always 0."""
+        return self.checkpoint()
+
     # --- reading -------------------------------------------------------------------------
+
+    def scan(
+        self, kind: RecordKind, *, after: tuple[Any, ...] | None = None, limit: int = 1000
+    ) -> list[tuple[Any, ...]]:
+        places = [RECORDS[kind].columns.index(name) for name in RECORDS[kind].key]
+        with self._data.mutex:
+            # Sorted anew for each page: this is for whoever copies a session in memory.
+            rows = sorted(
+                (tuple(_in_order(row[place]) for place in places), row)
+                for row in _rows_of(self._use(), kind)
+            )
+        first = 0
+        if after is not None:
+            first = bisect_right(
+                rows, tuple(_in_order(part) for part in after), key=lambda each: each[0]
+            )
+        return [row for _, row in rows[first : first + max(0, limit)]]
+
+    def command(self, id: str) -> CommandRow | None:
+        with self._data.mutex:
+            return self._use().commands.get(id)
 
     def head(self) -> Head:
         with self._data.mutex:
@@ -235,6 +266,12 @@ class MemoryStorage:
             data = self._use()
             id = data.tasks_by_key.get(address)
             return data.tasks[id] if id is not None else None
+
+    def tasks_by_owner(self, owner: int, *, after: int = 0, limit: int = 1000) -> list[TaskRow]:
+        with self._data.mutex:
+            data = self._use()
+            ids = data.tasks_by_owner.of(owner).scan(after)
+            return [data.tasks[id] for id in _first(ids, limit)]
 
     def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
         with self._data.mutex:
@@ -347,6 +384,14 @@ class MemoryStorage:
             data = self._use()
             return [data.submissions[id] for id in data.submissions_open.of(conversation).scan()]
 
+    def submissions_of(
+        self, conversation: int, *, after: int = 0, limit: int = 1000
+    ) -> list[SubmissionRow]:
+        with self._data.mutex:
+            data = self._use()
+            ids = data.submissions_by_conversation.of(conversation).scan(after)
+            return [data.submissions[id] for id in _first(ids, limit)]
+
     def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
         with self._data.mutex:
             data = self._use()
@@ -359,6 +404,13 @@ class MemoryStorage:
             return [
                 data.documents[id] for id in data.documents_by_scope.of((scope, scope_id)).scan()
             ]
+
+    def documents_ever(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        with self._data.mutex:
+            data = self._use()
+            indexes = (data.documents_by_scope, data.retired_documents)
+            ids = [id for index in indexes for id in index.of((scope, scope_id)).scan()]
+            return [data.documents[id] for id in sorted(ids)]
 
     def document_as_of(
         self, conversation: int, name: str, key: str, *, seq: int
@@ -396,6 +448,63 @@ class MemoryStorage:
 
     def has_blob(self, sha256: str) -> bool:
         return self.blob(sha256) is not None
+
+    # --- retention -----------------------------------------------------------------------
+
+    def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:
+        with self._data.mutex:
+            data = self._use()
+            rows = (data.tasks[id] for id in data.task_ids.of(None).scan(after, upto + 1))
+            return [row for row in rows if _is_ended_root(data, row, before_us)]
+
+    def forks_of(self, conversation: int, *, after: int = 0, limit: int = 1000) -> list[int]:
+        with self._data.mutex:
+            ids = self._use().conversations_by_parent.of(conversation).scan(after)
+            return list(_first(ids, limit))
+
+    def stub(self, kind: str, place: int, key: str) -> StubRow | None:
+        with self._data.mutex:
+            return self._use().stubs.get((kind, place, key))
+
+    def stub_by_id(self, id: int) -> StubRow | None:
+        with self._data.mutex:
+            return next((row for row in self._use().stubs.values() if row.id == id), None)
+
+    def removals(self) -> list[RemovalRow]:
+        with self._data.mutex:
+            return [row for _, row in sorted(self._use().removals.items())]
+
+
+def _is_ended_root(data: Data, row: TaskRow, before_us: int) -> bool:
+    if row.owner is not None or row.ended_us is None or row.ended_us >= before_us:
+        return False
+    home = data.conversations.get(row.conversation)
+    return home is not None and home.owner is None
+
+
+def _in_order(part: Any) -> Any:
+    """What sorts as SQLite sorts: texts by their bytes."""
+    return part.encode() if isinstance(part, str) else part
+
+
+def _rows_of(data: Data, kind: RecordKind) -> Iterator[tuple[Any, ...]]:
+    """Every record of a kind, in the columns of `RECORDS`, in any order."""
+    match kind:
+        case RecordKind.CHECKPOINT:
+            yield from ((task, *rest) for task, rest in data.checkpoints.items())
+        case RecordKind.MEMO:
+            for task, memos in data.memos.items():
+                yield from ((task, name, value) for name, value in memos.items())
+        case RecordKind.SIGNAL:
+            yield from ((*row, int(id in data.signals_read)) for id, row in data.signals.items())
+        case RecordKind.INPUT | RecordKind.WAIT | RecordKind.OUTCOME | RecordKind.BLOB:
+            table: dict[Any, Any] = getattr(data, f"{kind}s")
+            yield from table.items()
+        case RecordKind.ENTRY:
+            yield from (tuple(row) for row in data.entries.values())
+        case _:
+            rows: dict[Any, tuple[Any, ...]] = getattr(data, f"{kind}s")
+            yield from (tuple(row) for row in rows.values())
 
 
 def _first(items: Iterator[Any], limit: int) -> Iterator[Any]:

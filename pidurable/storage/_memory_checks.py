@@ -6,12 +6,15 @@ from typing import Any, get_args, get_type_hints
 
 from pidurable.errors import InternalError
 from pidurable.storage._contract import (
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
     Op,
+    RemovalRow,
     RevisionRow,
     SignalRow,
+    StubRow,
     SubmissionRow,
     SubmissionStateRow,
     TaskRow,
@@ -57,6 +60,17 @@ _COLUMNS: dict[Op, _Columns] = {
     Op.DOCUMENT_TERMS: _plain(document=int, history=str, fork=str),
     Op.REVISION: _columns(RevisionRow),
     Op.REVISIONS_DELETE: _plain(document=int, seq=int),
+    Op.COMMAND: _columns(CommandRow),
+    Op.STUB: _columns(StubRow),
+    Op.REMOVAL: _columns(RemovalRow),
+    Op.REMOVAL_DELETE: _plain(root=int),
+    Op.TASK_DELETE: _plain(task=int),
+    Op.INPUT_DELETE: _plain(task=int),
+    Op.CONVERSATION_DELETE: _plain(conversation=int),
+    Op.ENTRY_DELETE: _plain(entry=int),
+    Op.SUBMISSION_DELETE: _plain(submission=int),
+    Op.DOCUMENT_DELETE: _plain(document=int),
+    Op.BLOB_DELETE: _plain(sha256=str),
     Op.BLOB: (("sha256", (str,)), ("bytes", (bytes, bytearray, memoryview))),
 }
 

@@ -14,14 +14,17 @@ import attrs
 
 from pidurable.errors import InternalError, check
 from pidurable.storage._contract import (
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
     Head,
     HolderRecord,
     Op,
+    RemovalRow,
     RevisionRow,
     SignalRow,
+    StubRow,
     SubmissionRow,
     SubmissionStateRow,
     TaskRow,
@@ -186,6 +189,15 @@ class Data:
     revisions: dict[tuple[int, int], RevisionRow] = attrs.Factory(dict)
     revisions_by_document: _Index = attrs.Factory(_Index)
     blobs: dict[str, bytes] = attrs.Factory(dict)
+    commands: dict[str, CommandRow] = attrs.Factory(dict)
+    stubs: dict[tuple[str, int, str], StubRow] = attrs.Factory(dict)
+    removals: dict[int, RemovalRow] = attrs.Factory(dict)
+    # What only retention asks for.
+    conversations_by_parent: _Index = attrs.Factory(_Index)
+    tasks_by_owner: _Index = attrs.Factory(_Index)
+    submissions_by_conversation: _Index = attrs.Factory(_Index)
+    retired_documents: _Index = attrs.Factory(_Index)
+    """By (scope, scope id)."""
 
 
 class Writer:
@@ -196,6 +208,8 @@ class Writer:
         self.undo = _Undo()
         self.parents: list[tuple[str, int]] = []
         """Conversations that must exist at the end of the batch, and who says so."""
+        self.gone: list[int] = []
+        """Conversations to which nothing may refer at the end of the batch."""
 
     def write(self, op: Op, row: tuple[Any, ...]) -> None:
         check_row(op, row)
@@ -207,6 +221,10 @@ class Writer:
                 conversation in self.data.conversations,
                 f"{who} refers to conversation {conversation}, which does not exist",
             )
+        for conversation in self.gone:
+            for left in (self.data.conversations_by_parent, self.data.submissions_by_conversation):
+                found = next(left.of(conversation).scan(), None)
+                check(found is None, f"conversation {conversation} is gone, but not {found}")
 
     def conversation(self, values: tuple[Any, ...]) -> None:
         row = ConversationRow(*values)
@@ -216,6 +234,7 @@ class Writer:
             key = (row.owner or 0, row.key)
             self.undo.insert(self.data.conversations_by_key, key, row.id, "conversation key")
         if row.parent is not None:
+            self.undo.add(self.data.conversations_by_parent, row.parent, row.id)
             self.parents.append((f"conversation {row.id}", row.parent))
 
     def entry(self, values: tuple[Any, ...]) -> None:
@@ -232,6 +251,8 @@ class Writer:
         self.undo.add(self.data.task_ids, ("conversation", row.conversation), row.id)
         if row.status < _TERMINAL:
             self.undo.add(self.data.task_ids, "live", row.id)
+        if row.owner is not None:
+            self.undo.add(self.data.tasks_by_owner, row.owner, row.id)
         if row.key is not None:
             self.undo.insert(self.data.tasks_by_key, _task_key(row), row.id, "task key")
             if row.owner is not None:
@@ -312,6 +333,7 @@ class Writer:
     def submission(self, values: tuple[Any, ...]) -> None:
         row = SubmissionRow(*values)
         self.undo.insert(self.data.submissions, row.id, row, "submission")
+        self.undo.add(self.data.submissions_by_conversation, row.conversation, row.id)
         if row.request_id is not None:
             key = (row.conversation, row.request_id)
             self.undo.insert(self.data.submissions_by_request, key, row.id, "request id")
@@ -334,9 +356,13 @@ class Writer:
     def document(self, values: tuple[Any, ...]) -> None:
         row = DocumentRow(*values)
         self.undo.insert(self.data.documents, row.id, row, "document")
-        address = _address(row)
-        self.undo.insert(self.data.living_documents, address, row.id, "living document at")
-        self.undo.add(self.data.documents_by_scope, (row.scope, row.scope_id), row.id)
+        scope = (row.scope, row.scope_id)
+        if row.retired_seq is None:
+            address = _address(row)
+            self.undo.insert(self.data.living_documents, address, row.id, "living document at")
+            self.undo.add(self.data.documents_by_scope, scope, row.id)
+        else:
+            self.undo.add(self.data.retired_documents, scope, row.id)
         if row.scope == _CONVERSATION_SCOPE:
             past = (row.scope_id, row.name, row.key)
             key = (*past, row.created_seq)
@@ -363,6 +389,7 @@ class Writer:
         self.undo.put(self.data.documents, row.id, row._replace(retired_seq=values[1]))
         self.undo.delete(self.data.living_documents, address)
         self.undo.remove(self.data.documents_by_scope, (row.scope, row.scope_id), row.id)
+        self.undo.add(self.data.retired_documents, (row.scope, row.scope_id), row.id)
 
     def revision(self, values: tuple[Any, ...]) -> None:
         row = RevisionRow(*values)
@@ -379,6 +406,86 @@ class Writer:
     def blob(self, row: tuple[Any, ...]) -> None:
         if row[0] not in self.data.blobs:
             self.undo.put(self.data.blobs, row[0], bytes(row[1]))
+
+    def command(self, values: tuple[Any, ...]) -> None:
+        row = CommandRow(*values)
+        self.undo.insert(self.data.commands, row.id, row, "command")
+
+    # --- retention -----------------------------------------------------------------------
+
+    def stub(self, values: tuple[Any, ...]) -> None:
+        row = StubRow(*values)
+        self.undo.insert(self.data.stubs, (row.kind, row.place, row.key), row, "stub")
+
+    def removal(self, values: tuple[Any, ...]) -> None:
+        row = RemovalRow(*values)
+        self.undo.insert(self.data.removals, row.root, row, "removal of task")
+
+    def removal_delete(self, values: tuple[Any, ...]) -> None:
+        self._gone(self.data.removals, values[0], "removal")
+
+    def task_delete(self, values: tuple[Any, ...]) -> None:
+        row: TaskRow = self._gone(self.data.tasks, values[0], "task")
+        self.undo.remove(self.data.task_ids, None, row.id)
+        self.undo.remove(self.data.task_ids, ("conversation", row.conversation), row.id)
+        if row.status < _TERMINAL:
+            self.undo.remove(self.data.task_ids, "live", row.id)
+        if row.owner is not None:
+            self.undo.remove(self.data.tasks_by_owner, row.owner, row.id)
+        if row.key is not None:
+            self.undo.delete(self.data.tasks_by_key, _task_key(row))
+            if row.owner is not None:
+                self.undo.remove(self.data.keys_by_owner, row.owner, row.id)
+
+    def input_delete(self, row: tuple[Any, ...]) -> None:
+        self.undo.delete(self.data.inputs, row[0])
+
+    def conversation_delete(self, values: tuple[Any, ...]) -> None:
+        row: ConversationRow = self._gone(self.data.conversations, values[0], "conversation")
+        self.undo.remove(self.data.conversations_by_owner, row.owner, row.id)
+        if row.key is not None:
+            self.undo.delete(self.data.conversations_by_key, (row.owner or 0, row.key))
+        if row.parent is not None:
+            self.undo.remove(self.data.conversations_by_parent, row.parent, row.id)
+        self.gone.append(row.id)
+
+    def entry_delete(self, values: tuple[Any, ...]) -> None:
+        row: EntryRow = self._gone(self.data.entries, values[0], "entry")
+        self.undo.remove(self.data.entries_by_conversation, row.conversation, row.id)
+        if row.head is not None:
+            self.undo.remove(self.data.heads, row.conversation, row.id)
+
+    def submission_delete(self, values: tuple[Any, ...]) -> None:
+        row: SubmissionRow = self._gone(self.data.submissions, values[0], "submission")
+        self.undo.remove(self.data.submissions_by_conversation, row.conversation, row.id)
+        if row.request_id is not None:
+            self.undo.delete(self.data.submissions_by_request, (row.conversation, row.request_id))
+        if row.status in _OPEN:
+            self.undo.remove(self.data.submissions_open, row.conversation, row.id)
+
+    def document_delete(self, values: tuple[Any, ...]) -> None:
+        row: DocumentRow = self._gone(self.data.documents, values[0], "document")
+        scope = (row.scope, row.scope_id)
+        if row.retired_seq is None:
+            self.undo.delete(self.data.living_documents, _address(row))
+            self.undo.remove(self.data.documents_by_scope, scope, row.id)
+        else:
+            self.undo.remove(self.data.retired_documents, scope, row.id)
+        if row.scope == _CONVERSATION_SCOPE:
+            past = (row.scope_id, row.name, row.key)
+            self.undo.delete(self.data.documents_past, (*past, row.created_seq))
+            self.undo.remove(self.data.commits_by_address, past, row.created_seq)
+            if not len(self.data.commits_by_address.of(past)):
+                addresses = self.data.addresses_by_conversation[row.scope_id]
+                self.undo.delete(addresses, (row.name, row.key))
+
+    def blob_delete(self, row: tuple[Any, ...]) -> None:
+        self.undo.delete(self.data.blobs, row[0])
+
+    def _gone(self, table: dict[Any, Any], key: Any, what: str) -> Any:
+        if key not in table:
+            raise InternalError(f"{what} {key}, which is to be deleted, does not exist")
+        return self.undo.delete(table, key)
 
 
 _APPLY: dict[Op, Callable[[Writer, tuple[Any, ...]], None]] = {

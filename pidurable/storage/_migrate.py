@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pidurable.errors import MigrationError, PidurableError, StorageTooNewError
 
-SCHEMA = 2
+SCHEMA = 3
 """The schema that this program writes."""
 
 
@@ -65,7 +65,33 @@ def _keep_when_documents_ended(connection: Executes) -> None:
     connection.execute("alter table documents\ndrop column retired")
 
 
-MIGRATIONS: dict[int, Migration] = {1: _keep_when_documents_ended}
+_SCHEMA_3 = (
+    "create index conversations_parent\non conversations (parent)\nwhere parent is not null",
+    "create index tasks_owner\non tasks (owner)\nwhere owner is not null",
+    "create index submissions_conversation\non submissions (conversation)",
+    "create index documents_retired\non documents (scope, scope_id)\nwhere retired_seq is not null",
+    "create table commands (\n  id text primary key,\n  kind text not null,"
+    "\n  digest text not null,\n  answer text not null,\n  seq integer not null,"
+    "\n  at_us integer not null\n) strict, without rowid",
+    "create table stubs (\n  kind text not null,\n  place integer not null,"
+    "\n  key text not null,\n  id integer not null,\n  digest text not null,"
+    "\n  status text not null,\n  at_us integer not null,\n  primary key (kind, place, key)"
+    "\n) strict, without rowid",
+    "create index stubs_id\non stubs (id)",
+    "create table removals (\n  root integer primary key,\n  at_us integer not null\n) strict",
+)
+
+
+def _answer_commands_and_remove(connection: Executes) -> None:
+    """Schema 3: answers to commands from outside, and what removing trees needs."""
+    for statement in _SCHEMA_3:
+        connection.execute(statement)
+
+
+MIGRATIONS: dict[int, Migration] = {
+    1: _keep_when_documents_ended,
+    2: _answer_commands_and_remove,
+}
 """From the schema in the key to the next one."""
 
 

@@ -375,6 +375,21 @@ class SqliteStorage(SqliteReads):
         """
         return [_locks.describe_process(pid) for pid in _locks.readers(self._store)]
 
+    def reclaim(self, pages: int) -> int:
+        """Give free pages back to the file system; see `Storage`. One that was created by schema 2
+        or older gives none back: its free pages are used again."""
+        with self._write_lock:
+            self._check_usable(writing=True)
+            try:
+                # Each row is a page given back, so the statement is read to its end.
+                self._writer.execute(f"pragma incremental_vacuum({max(0, pages):d})").fetchall()
+                return int(self._writer.execute("pragma freelist_count").get)
+            except apsw.Error as error:
+                certain = self._roll_back()
+                raise (
+                    _open.map_error(error, self._store, writing=certain, certain=certain) or error
+                ) from error
+
     def _log_pages(self) -> int:
         try:
             return os.stat(f"{self._store}-wal").st_size // _PAGE_FRAME_BYTES

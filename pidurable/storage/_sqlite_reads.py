@@ -7,12 +7,16 @@ from typing import Any
 
 from pidurable.storage import _sqlite_statements as sql
 from pidurable.storage._contract import (
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
+    RecordKind,
+    RemovalRow,
     RevisionRow,
     SignalRow,
     StartRow,
+    StubRow,
     SubmissionRow,
     TaskRow,
     has_lived,
@@ -33,6 +37,16 @@ class SqliteReads:
         """The only column of the only row, or None."""
         rows = self._rows(name, values)
         return rows[0][0] if rows else None
+
+    def scan(
+        self, kind: RecordKind, *, after: tuple[Any, ...] | None = None, limit: int = 1000
+    ) -> list[tuple[Any, ...]]:
+        name = sql.record_scan(kind, after)
+        return self._rows(name, (*(after or ()), max(0, limit)))
+
+    def command(self, id: str) -> CommandRow | None:
+        rows = self._rows("command", (id,))
+        return CommandRow(*rows[0]) if rows else None
 
     def conversation(self, id: int) -> ConversationRow | None:
         rows = self._rows("conversation", (id,))
@@ -85,6 +99,10 @@ class SqliteReads:
         else:
             rows = self._rows("task_by_owner_key", (owner, key))
         return TaskRow(*rows[0]) if rows else None
+
+    def tasks_by_owner(self, owner: int, *, after: int = 0, limit: int = 1000) -> list[TaskRow]:
+        rows = self._rows("tasks_by_owner", (owner, after, max(0, limit)))
+        return [TaskRow(*row) for row in rows]
 
     def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
         return self._rows("keyed_tasks", (owner,))
@@ -181,12 +199,25 @@ class SqliteReads:
     def open_submissions(self, conversation: int) -> list[SubmissionRow]:
         return [SubmissionRow(*row) for row in self._rows("open_submissions", (conversation,))]
 
+    def submissions_of(
+        self, conversation: int, *, after: int = 0, limit: int = 1000
+    ) -> list[SubmissionRow]:
+        rows = self._rows("submissions_of", (conversation, after, max(0, limit)))
+        return [SubmissionRow(*row) for row in rows]
+
     def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
         rows = self._rows("document", (name, scope, scope_id, key))
         return DocumentRow(*rows[0]) if rows else None
 
     def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
         return [DocumentRow(*row) for row in self._rows("documents", (scope, scope_id))]
+
+    def documents_ever(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        # The living first: one that is retired between the two reads is found by both.
+        found = {row.id: row for row in self.documents(scope, scope_id)}
+        for row in self._rows("documents_retired", (scope, scope_id)):
+            found[row[0]] = DocumentRow(*row)
+        return [found[id] for id in sorted(found)]
 
     def document_as_of(
         self, conversation: int, name: str, key: str, *, seq: int
@@ -216,6 +247,26 @@ class SqliteReads:
 
     def has_blob(self, sha256: str) -> bool:
         return bool(self._rows("has_blob", (sha256,)))
+
+    # --- retention -----------------------------------------------------------------------
+
+    def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:
+        return [TaskRow(*row) for row in self._rows("ended_roots", (after, upto, before_us))]
+
+    def forks_of(self, conversation: int, *, after: int = 0, limit: int = 1000) -> list[int]:
+        rows = self._rows("forks_of", (conversation, after, max(0, limit)))
+        return [fork for (fork,) in rows]
+
+    def stub(self, kind: str, place: int, key: str) -> StubRow | None:
+        rows = self._rows("stub", (kind, place, key))
+        return StubRow(*rows[0]) if rows else None
+
+    def stub_by_id(self, id: int) -> StubRow | None:
+        rows = self._rows("stub_by_id", (id,))
+        return StubRow(*rows[0]) if rows else None
+
+    def removals(self) -> list[RemovalRow]:
+        return [RemovalRow(*row) for row in self._rows("removals", ())]
 
 
 def _places(tasks: Sequence[int]) -> Iterator[list[int]]:

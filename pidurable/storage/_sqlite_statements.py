@@ -11,12 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 from pidurable.storage._contract import (
+    RECORDS,
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
     Op,
+    RecordKind,
+    RemovalRow,
     RevisionRow,
     SignalRow,
+    StubRow,
     SubmissionRow,
     SubmissionStateRow,
     TaskRow,
@@ -70,9 +75,26 @@ WRITES: dict[Op, str] = {
     Op.REVISIONS_DELETE: "delete from revisions\nwhere document = ? and seq < ?",
     Op.SIGNAL_READ: "update signals\nset read = 1, payload = 'null'\nwhere id = ?",
     Op.BLOB: "insert or ignore into blobs (sha256, bytes)\nvalues (?, ?)",
+    Op.COMMAND: _insert("commands", CommandRow._fields),
+    Op.STUB: _insert("stubs", StubRow._fields),
+    Op.REMOVAL: _insert("removals", RemovalRow._fields),
+    Op.REMOVAL_DELETE: "delete from removals\nwhere root = ?",
+    Op.TASK_DELETE: "delete from tasks\nwhere id = ?",
+    Op.INPUT_DELETE: "delete from inputs\nwhere task = ?",
+    Op.CONVERSATION_DELETE: "delete from conversations\nwhere id = ?",
+    Op.ENTRY_DELETE: "delete from entries\nwhere id = ?",
+    Op.SUBMISSION_DELETE: "delete from submissions\nwhere id = ?",
+    Op.DOCUMENT_DELETE: "delete from documents\nwhere id = ?",
+    Op.BLOB_DELETE: "delete from blobs\nwhere sha256 = ?",
 }
 
-EXACT = frozenset({Op.TASK_STATE, Op.SUBMISSION_STATE, Op.DOCUMENT_RETIRE, Op.DOCUMENT_TERMS})
+EXACT = frozenset(
+    {
+        *(Op.TASK_STATE, Op.SUBMISSION_STATE, Op.DOCUMENT_RETIRE, Op.DOCUMENT_TERMS),
+        *(Op.REMOVAL_DELETE, Op.TASK_DELETE, Op.CONVERSATION_DELETE, Op.ENTRY_DELETE),
+        *(Op.SUBMISSION_DELETE, Op.DOCUMENT_DELETE),
+    }
+)
 """Ops whose row must exist: one row changed for each write, or the batch contradicts the store."""
 
 HEAD_UPDATE = "update session\nset seq = ?, next_id = ?, clean = ?\nwhere id = 1 and epoch = ?"
@@ -96,6 +118,9 @@ _SIGNAL = ", ".join(SignalRow._fields)
 _SUBMISSION = ", ".join(SubmissionRow._fields)
 _DOCUMENT = ", ".join(DocumentRow._fields)
 _REVISION = ", ".join(RevisionRow._fields)
+
+_COMMAND = ", ".join(CommandRow._fields)
+_STUB = ", ".join(StubRow._fields)
 
 _PLACES = ", ".join("?" * STARTS_AT_ONCE)
 
@@ -141,6 +166,10 @@ READS: dict[str, str] = {
         f"select {_TASK}\nfrom tasks"
         "\nwhere conversation = ? and key = ? and key is not null and owner is null"
     ),
+    "tasks_by_owner": (
+        f"select {_TASK}\nfrom tasks"
+        "\nwhere owner = ? and owner is not null and id > ?\norder by id\nlimit ?"
+    ),
     "keyed_tasks": (
         "select key, id\nfrom tasks"
         "\nwhere owner = ? and key is not null and owner is not null\norder by key"
@@ -175,8 +204,11 @@ READS: dict[str, str] = {
     "signal_by_key": "select id\nfrom signals\nwhere task = ? and key = ? and key is not null",
     "submission": f"select {_SUBMISSION}\nfrom submissions\nwhere id = ?",
     "submission_by_request": (
+        f"select {_SUBMISSION}\nfrom submissions\nwhere conversation = ? and request_id = ?"
+    ),
+    "submissions_of": (
         f"select {_SUBMISSION}\nfrom submissions"
-        "\nwhere conversation = ? and request_id = ? and request_id is not null"
+        "\nwhere conversation = ? and id > ?\norder by id\nlimit ?"
     ),
     "open_submissions": (
         f"select {_SUBMISSION}\nfrom submissions"
@@ -189,6 +221,10 @@ READS: dict[str, str] = {
     "documents": (
         f"select {_DOCUMENT}\nfrom documents"
         "\nwhere scope = ? and scope_id = ? and retired_seq is null\norder by id"
+    ),
+    "documents_retired": (
+        f"select {_DOCUMENT}\nfrom documents"
+        "\nwhere scope = ? and scope_id = ? and retired_seq is not null\norder by id"
     ),
     "document_as_of": (
         f"select {_DOCUMENT}\nfrom documents"
@@ -207,6 +243,21 @@ READS: dict[str, str] = {
     ),
     "blob": "select bytes\nfrom blobs\nwhere sha256 = ?",
     "has_blob": "select 1\nfrom blobs\nwhere sha256 = ?",
+    "command": f"select {_COMMAND}\nfrom commands\nwhere id = ?",
+    "ended_roots": (
+        f"select {_TASK}\nfrom tasks\nwhere id > ? and id <= ? and status = 4 and owner is null"
+        "\n  and ended_us < ? and exists ("
+        "\n    select 1\n    from conversations"
+        "\n    where conversations.id = tasks.conversation and conversations.owner is null"
+        "\n  )\norder by id"
+    ),
+    "forks_of": (
+        "select id\nfrom conversations"
+        "\nwhere parent = ? and parent is not null and id > ?\norder by id\nlimit ?"
+    ),
+    "stub": f"select {_STUB}\nfrom stubs\nwhere kind = ? and place = ? and key = ?",
+    "stub_by_id": f"select {_STUB}\nfrom stubs\nwhere id = ?",
+    "removals": "select root, at_us\nfrom removals\norder by root",
 }
 
 PEOPLE_READS: dict[str, str] = {
@@ -253,3 +304,28 @@ def task_scan(
     name = _task_scan_name(filters, reverse)
     sql = READS.get(name) or PEOPLE_READS[name]
     return sql, [given[filter_] for filter_ in filters]
+
+
+_TABLES = {kind: "entries" if kind is RecordKind.ENTRY else f"{kind}s" for kind in RecordKind}
+
+
+def _add_record_scans() -> None:
+    """For each kind the first page and those after a key: (key columns) > (places).
+
+    The first page is the head of a table in the order of its key, which is how it is stored.
+    """
+    for kind, shape in RECORDS.items():
+        key = ", ".join(shape.key)
+        begin = f"select {', '.join(shape.columns)}\nfrom {_TABLES[kind]}"
+        end = f"order by {key}\nlimit ?"
+        places = ", ".join("?" * len(shape.key))
+        READS[f"first:{kind}"] = f"{begin}\n{end}"
+        READS[f"next:{kind}"] = f"{begin}\nwhere ({key}) > ({places})\n{end}"
+
+
+_add_record_scans()
+
+
+def record_scan(kind: RecordKind, after: tuple[Any, ...] | None) -> str:
+    """Return the name of the read of one page of a kind of record."""
+    return f"first:{kind}" if after is None else f"next:{kind}"

@@ -26,7 +26,9 @@ from pidurable.testing._forwarding import ForwardingStorage
 
 ResultT = TypeVar("ResultT")
 
-WRITE_CALLS = frozenset({"acquire", "heartbeat", "release", "apply", "checkpoint", "close"})
+WRITE_CALLS = frozenset(
+    {"acquire", "heartbeat", "release", "apply", "checkpoint", "reclaim", "close"}
+)
 READ_CALLS = frozenset(
     name
     for name in vars(ForwardingStorage)

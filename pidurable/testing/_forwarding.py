@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pidurable.storage import (
     Batch,
+    CommandRow,
     ConversationRow,
     DocumentRow,
     EntryRow,
     Head,
     HolderClaim,
     HolderRecord,
+    RecordKind,
+    RemovalRow,
     RevisionRow,
     SignalRow,
     StartRow,
     Storage,
+    StubRow,
     SubmissionRow,
     TaskRow,
 )
@@ -63,6 +67,17 @@ class ForwardingStorage:
 
     def checkpoint(self, *, truncate: bool = False) -> int:
         return self._call("checkpoint", lambda: self._inner.checkpoint(truncate=truncate))
+
+    def reclaim(self, pages: int) -> int:
+        return self._call("reclaim", lambda: self._inner.reclaim(pages))
+
+    def scan(
+        self, kind: RecordKind, *, after: tuple[Any, ...] | None = None, limit: int = 1000
+    ) -> list[tuple[Any, ...]]:
+        return self._call("scan", lambda: self._inner.scan(kind, after=after, limit=limit))
+
+    def command(self, id: str) -> CommandRow | None:
+        return self._call("command", lambda: self._inner.command(id))
 
     def head(self) -> Head:
         return self._call("head", lambda: self._inner.head())
@@ -113,6 +128,11 @@ class ForwardingStorage:
 
     def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
         return self._call("task_by_key", lambda: self._inner.task_by_key(owner, conversation, key))
+
+    def tasks_by_owner(self, owner: int, *, after: int = 0, limit: int = 1000) -> list[TaskRow]:
+        return self._call(
+            "tasks_by_owner", lambda: self._inner.tasks_by_owner(owner, after=after, limit=limit)
+        )
 
     def keyed_tasks(self, owner: int) -> list[tuple[str, int]]:
         return self._call("keyed_tasks", lambda: self._inner.keyed_tasks(owner))
@@ -190,11 +210,22 @@ class ForwardingStorage:
     def open_submissions(self, conversation: int) -> list[SubmissionRow]:
         return self._call("open_submissions", lambda: self._inner.open_submissions(conversation))
 
+    def submissions_of(
+        self, conversation: int, *, after: int = 0, limit: int = 1000
+    ) -> list[SubmissionRow]:
+        return self._call(
+            "submissions_of",
+            lambda: self._inner.submissions_of(conversation, after=after, limit=limit),
+        )
+
     def document(self, name: str, scope: int, scope_id: int, key: str) -> DocumentRow | None:
         return self._call("document", lambda: self._inner.document(name, scope, scope_id, key))
 
     def documents(self, scope: int, scope_id: int) -> list[DocumentRow]:
         return self._call("documents", lambda: self._inner.documents(scope, scope_id))
+
+    def documents_ever(self, scope: int, scope_id: int) -> list[DocumentRow]:
+        return self._call("documents_ever", lambda: self._inner.documents_ever(scope, scope_id))
 
     def document_as_of(
         self, conversation: int, name: str, key: str, *, seq: int
@@ -217,3 +248,23 @@ class ForwardingStorage:
 
     def has_blob(self, sha256: str) -> bool:
         return self._call("has_blob", lambda: self._inner.has_blob(sha256))
+
+    def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:
+        return self._call(
+            "ended_roots",
+            lambda: self._inner.ended_roots(before_us=before_us, after=after, upto=upto),
+        )
+
+    def forks_of(self, conversation: int, *, after: int = 0, limit: int = 1000) -> list[int]:
+        return self._call(
+            "forks_of", lambda: self._inner.forks_of(conversation, after=after, limit=limit)
+        )
+
+    def stub(self, kind: str, place: int, key: str) -> StubRow | None:
+        return self._call("stub", lambda: self._inner.stub(kind, place, key))
+
+    def stub_by_id(self, id: int) -> StubRow | None:
+        return self._call("stub_by_id", lambda: self._inner.stub_by_id(id))
+
+    def removals(self) -> list[RemovalRow]:
+        return self._call("removals", lambda: self._inner.removals())

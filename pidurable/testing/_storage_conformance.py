@@ -21,6 +21,7 @@ from pidurable.storage import Storage
 from pidurable.testing import (
     _conformance_holding as _conformance_holding,
     _conformance_reads as _conformance_reads,
+    _conformance_retention as _conformance_retention,
     _conformance_writes as _conformance_writes,
 )
 from pidurable.testing._conformance_base import CASES, ConformanceCase, StorageFactory

@@ -9,6 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite_open import APPLICATION_ID
 
 
@@ -91,6 +92,6 @@ def test_working_on_an_older_store_migrates_it(
     found = command(*argv)
 
     assert (found.code, found.err if found.code != code else "") == (code, "")
-    assert schema(old_store) == 2
+    assert schema(old_store) == SCHEMA
     assert schema(old_store.with_name("session.sqlite.v1.bak")) == 1
     assert command("conversation", "log", "-o", "ids").out == "2\n"

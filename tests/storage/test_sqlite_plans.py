@@ -35,10 +35,14 @@ def test_no_read_scans_a_table(store: Path, name: str) -> None:
     for step in steps:
         if name == "live_signals":
             assert step == "SCAN signals USING COVERING INDEX signals_task"
+        elif name == "removals" or name.startswith("first:"):
+            # All of a short list, or the head of a table in the order in which it is stored.
+            assert step.startswith("SCAN")
         else:
             assert not step.startswith("SCAN"), step
     # What is sorted afterwards is few: the documents of one scope.
-    assert name == "documents" or not any("TEMP B-TREE" in step for step in steps), steps
+    few = name in ("documents", "documents_retired")
+    assert few or not any("TEMP B-TREE" in step for step in steps), steps
 
 
 @pytest.mark.parametrize("name", ["live_tasks", "live_tasks_of_a_large_store"])
