@@ -276,7 +276,10 @@ def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
         if numbers[0] == APPLICATION_ID and numbers[2] > 0:
             sessions = int(connection.execute("select count(*) from session").get)
     finally:
-        connection.close()
+        # Closing the only connection to a log tries to tidy it up, which a file opened for reading
+        # refuses. SQLite takes no notice; under a VFS of apsw's it comes out as an error.
+        with contextlib.suppress(apsw.IOError, apsw.ReadOnlyError):
+            connection.close()
     return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2], sessions=sessions)
 
 
