@@ -36,6 +36,11 @@ ERROR_MESSAGE_BYTES_MAX = 4 * KIB
 TRACEBACK_BYTES_MAX = 32 * KIB
 SIGNAL_BYTES_MAX = 256 * KIB
 SIGNALS_UNREAD_MAX = 1_000
+COMMANDS_WAITING_MAX = 10_000
+COMMAND_BYTES_MAX = 16 * MIB + 64 * KIB
+"""The largest content that is allowed by default, and what stands around it."""
+COMMAND_PART_SECONDS = 3_600.0
+"""Older than this, a command that nobody has finished writing is cleared away."""
 HANDOFFS_MAX = 5
 OUTPUT_BYTES_MAX = 50 * KIB
 OUTPUT_LINES_MAX = 2_000

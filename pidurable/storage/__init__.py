@@ -3,6 +3,8 @@
 from pidurable.storage._contract import (
     RECORDS as RECORDS,
     Batch as Batch,
+    CommandBox as CommandBox,
+    CommandPlace as CommandPlace,
     CommandRow as CommandRow,
     ConversationRow as ConversationRow,
     DocumentRow as DocumentRow,
@@ -21,6 +23,7 @@ from pidurable.storage._contract import (
     StubRow as StubRow,
     SubmissionRow as SubmissionRow,
     SubmissionStateRow as SubmissionStateRow,
+    TakenCommand as TakenCommand,
     TaskRow as TaskRow,
     TaskStateRow as TaskStateRow,
 )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import attrs
 
@@ -338,6 +338,76 @@ class HolderRecord:
     released: bool
 
 
+CommandPlace = Literal["waiting", "taken", "set_aside"]
+"""Where a command stands: no holder has it; one has, and may have applied it; it was no command."""
+
+
+@attrs.frozen(kw_only=True)
+class TakenCommand:
+    """What a holder took from the commands that wait."""
+
+    name: str
+    """What the box calls it."""
+    text: str | None
+    """What was handed in; None where it cannot be one."""
+    problem: str
+    """Why there is no text."""
+
+
+class CommandBox(Protocol):
+    """Commands for a session from processes that do not hold it, until they have an answer.
+
+    The box knows ids and texts and nothing of what they mean. Handing in, asking and withdrawing
+    need no ownership and wait for nobody, and no caller can be made to wait by one that was
+    stopped in the middle of a call.
+    """
+
+    def hand_in(self, id: str, text: str) -> None:
+        """Leave a command for the holder. When this returns, it survives a loss of power.
+
+        The same id may be handed in more than once: the holder sees to it that it counts once.
+
+        Raises:
+            StorageRefusedError: Certainly not handed in: too large, too many wait, a full disk.
+            StorageAccessError: There is no place for commands that could be trusted.
+        """
+        ...
+
+    def withdraw(self, id: str) -> bool:
+        """Take back what no holder has taken; durable when it returns.
+
+        Returns:
+            Whether there was any. It says nothing of others with this id that a holder has taken.
+        """
+        ...
+
+    def find(self, id: str) -> CommandPlace | None:
+        """Tell where a command stands; None where it has its answer, or never came.
+
+        Of several with this id, the one that is farthest counts.
+        """
+        ...
+
+    def has_news(self) -> bool:
+        """Tell at little cost whether `take` may find something that came since the last time."""
+        ...
+
+    def take(self, *, limit: int = 1_000) -> list[TakenCommand]:
+        """Take what waits, in order of arrival; it can be withdrawn no more.
+
+        Gives also what an earlier holder took and never forgot, and nothing twice to one handle.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """Remove a taken command: its answer is stored, durably. Gone already is as good."""
+        ...
+
+    def set_aside(self, name: str) -> str:
+        """Put away what is no command, for a person to look at; returns what it is called now."""
+        ...
+
+
 @runtime_checkable
 class Storage(Protocol):
     """One session's records. See the module docstring for the promises."""
@@ -345,6 +415,11 @@ class Storage(Protocol):
     @property
     def store(self) -> str:
         """What messages call this store: its path, or `:memory:`."""
+        ...
+
+    @property
+    def command_box(self) -> CommandBox:
+        """Commands from outside. May be used beside `apply`, and by a handle that only reads."""
         ...
 
     # --- holding -------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from pidurable.storage._contract import (
     has_lived,
 )
 from pidurable.storage._holder import LockState, check_free, judge
+from pidurable.storage._memory_commands import MemoryCommandBox
 from pidurable.storage._memory_tables import LAST_ID, Data, Writer
 
 
@@ -77,17 +78,24 @@ class MemoryStorage:
                 clean=True,
             )
         )
+        self._box = MemoryCommandBox(store, self._data.waiting)
 
     def reopen(self) -> MemoryStorage:
         """Open another handle on the same data, whether this one is open or closed."""
         other = MemoryStorage(self._store, uuid="", created_us=0)
         other._data = self._data
+        other._box = MemoryCommandBox(self._store, self._data.waiting)
         return other
 
     @property
     def store(self) -> str:
         """What messages call this store."""
         return self._store
+
+    @property
+    def command_box(self) -> MemoryCommandBox:
+        """Commands from outside, shared by all handles on the data."""
+        return self._box
 
     def close(self) -> None:
         """Close the handle; the data stays. Does not release: a crash closes too."""
@@ -129,6 +137,8 @@ class MemoryStorage:
             )
             data.living = self
             self._closed = False
+            # A holder knows nothing of what this handle was given in an earlier life.
+            self._box = MemoryCommandBox(self._store, data.waiting)
             return head
 
     def heartbeat(self, epoch: int, at_us: int) -> None:

@@ -31,6 +31,7 @@ from pidurable.storage._contract import (
     TaskStateRow,
 )
 from pidurable.storage._memory_checks import check_row
+from pidurable.storage._memory_commands import Waiting
 
 if TYPE_CHECKING:
     from pidurable.storage._memory import MemoryStorage
@@ -152,6 +153,8 @@ class Data:
     holder: HolderRecord | None = None
     living: MemoryStorage | None = None
     """The open handle that holds the session: the counterpart of a lock file."""
+    waiting: Waiting = attrs.Factory(Waiting)
+    """Commands from outside: of the session, though not of its records."""
     mutex: threading.RLock = attrs.Factory(threading.RLock)
 
     conversations: dict[int, ConversationRow] = attrs.Factory(dict)

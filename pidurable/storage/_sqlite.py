@@ -40,6 +40,7 @@ from pidurable.storage import (
     _sqlite_open as _open,
     _sqlite_statements as sql,
 )
+from pidurable.storage._command_box import FolderCommandBox
 from pidurable.storage._contract import (
     Batch,
     Head,
@@ -132,6 +133,7 @@ class SqliteStorage(SqliteReads):
         self._read_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         self._connections: list[apsw.Connection] = []
+        self._box = FolderCommandBox(self._store)
         try:
             self._open(create=create and not read_only, uuid=uuid, created_us=created_us)
         except BaseException as error:
@@ -228,6 +230,11 @@ class SqliteStorage(SqliteReads):
     def store(self) -> str:
         """The path, with links resolved."""
         return self._store
+
+    @property
+    def command_box(self) -> FolderCommandBox:
+        """Commands from outside: they lie beside the store, in a folder."""
+        return self._box
 
     def close(self) -> None:
         """Close all handles; the last one moves the log into the file. Idempotent."""

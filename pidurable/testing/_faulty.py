@@ -22,7 +22,7 @@ import attrs
 
 from pidurable.errors import InvalidArgumentError, StorageAccessError, StorageRefusedError
 from pidurable.storage import Storage
-from pidurable.testing._forwarding import ForwardingStorage
+from pidurable.testing._forwarding import BOX_CALLS, ForwardingStorage
 
 ResultT = TypeVar("ResultT")
 
@@ -32,7 +32,7 @@ WRITE_CALLS = frozenset(
 READ_CALLS = frozenset(
     name
     for name in vars(ForwardingStorage)
-    if not name.startswith("_") and name not in WRITE_CALLS | {"inner", "store"}
+    if not name.startswith("_") and name not in WRITE_CALLS | {"inner", "store", "command_box"}
 )
 GATE_SECONDS = 30.0
 """A held call that nobody releases gives up after this, so that a failing test ends."""
@@ -72,7 +72,8 @@ class Fault:
     """One planned fault. Make it with one of the class methods."""
 
     point: str
-    """The name of a method of `Storage`, or `read` for any of the reads."""
+    """The name of a method of `Storage`, `read` for any of the reads, or one of its box of
+    commands, as `command_box.take`."""
     action: Action
     at: int = 1
     """Which call at the point is the first to be struck; 1 is the next one."""
@@ -83,11 +84,12 @@ class Fault:
     callback: Callable[[], object] | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.point not in WRITE_CALLS | READ_CALLS | {"read"}:
+        if self.point not in WRITE_CALLS | READ_CALLS | BOX_CALLS | {"read"}:
             raise InvalidArgumentError("point", "no such call of a storage", repr(self.point))
         if self.at < 1 or self.times < 1:
             raise InvalidArgumentError("at, times", "count from 1", f"{self.at}, {self.times}")
-        if self.action in ("lose", "store_then_raise", "drop") and self.point not in WRITE_CALLS:
+        writes = WRITE_CALLS | BOX_CALLS
+        if self.action in ("lose", "store_then_raise", "drop") and self.point not in writes:
             raise InvalidArgumentError(
                 "point", f"a read cannot {self.action.replace('_', ' ')}", repr(self.point)
             )

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from pidurable.storage import (
     Batch,
+    CommandBox,
+    CommandPlace,
     CommandRow,
     ConversationRow,
     DocumentRow,
@@ -22,6 +24,7 @@ from pidurable.storage import (
     Storage,
     StubRow,
     SubmissionRow,
+    TakenCommand,
     TaskRow,
 )
 
@@ -46,6 +49,11 @@ class ForwardingStorage:
     def store(self) -> str:
         """What messages call this store: the name that the inner storage has."""
         return self._inner.store
+
+    @property
+    def command_box(self) -> CommandBox:
+        """Commands from outside; its calls go through the same place, as `command_box.take`."""
+        return _ForwardingBox(self)
 
     def acquire(self, claim: HolderClaim, *, takeover: bool) -> Head:
         return self._call("acquire", lambda: self._inner.acquire(claim, takeover=takeover))
@@ -268,3 +276,40 @@ class ForwardingStorage:
 
     def removals(self) -> list[RemovalRow]:
         return self._call("removals", lambda: self._inner.removals())
+
+
+class _ForwardingBox:
+    """The box of the inner storage, whichever that is at the time of a call."""
+
+    def __init__(self, storage: ForwardingStorage) -> None:
+        self._storage = storage
+
+    def _call(self, name: str, call: Callable[[CommandBox], ResultT]) -> ResultT:
+        storage = self._storage
+        return storage._call(f"command_box.{name}", lambda: call(storage.inner.command_box))
+
+    def hand_in(self, id: str, text: str) -> None:
+        return self._call("hand_in", lambda box: box.hand_in(id, text))
+
+    def withdraw(self, id: str) -> bool:
+        return self._call("withdraw", lambda box: box.withdraw(id))
+
+    def find(self, id: str) -> CommandPlace | None:
+        return self._call("find", lambda box: box.find(id))
+
+    def has_news(self) -> bool:
+        return self._call("has_news", lambda box: box.has_news())
+
+    def take(self, *, limit: int = 1_000) -> list[TakenCommand]:
+        return self._call("take", lambda box: box.take(limit=limit))
+
+    def forget(self, name: str) -> None:
+        return self._call("forget", lambda box: box.forget(name))
+
+    def set_aside(self, name: str) -> str:
+        return self._call("set_aside", lambda box: box.set_aside(name))
+
+
+BOX_CALLS = frozenset(
+    f"command_box.{name}" for name in vars(_ForwardingBox) if not name.startswith("_")
+)

@@ -19,6 +19,7 @@ from typing import final
 
 from pidurable.storage import Storage
 from pidurable.testing import (
+    _conformance_commands as _conformance_commands,
     _conformance_holding as _conformance_holding,
     _conformance_reads as _conformance_reads,
     _conformance_retention as _conformance_retention,

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from pidurable.errors import InvalidArgumentError, StorageAccessError, StorageRefusedError
-from pidurable.storage import Batch, MemoryStorage, Storage
+from pidurable.storage import Batch, CommandBox, MemoryStorage, Storage
 from pidurable.testing import Fault, FaultyStorage, Gate, ReopeningStorage
 from pidurable.testing._conformance_base import claim, conversation, ids
 from pidurable.testing._faulty import READ_CALLS, WRITE_CALLS
+from pidurable.testing._forwarding import BOX_CALLS
 
 
 def opened(*plan: Fault) -> FaultyStorage:
@@ -30,9 +31,14 @@ def stored(storage: FaultyStorage) -> list[int]:
 
 def test_every_call_of_a_storage_is_a_point() -> None:
     """No method of the protocol escapes the plan."""
-    methods = {name for name in vars(Storage) if not name.startswith("_")} - {"store"}
+    methods = {name for name in vars(Storage) if not name.startswith("_")} - {
+        "store",
+        "command_box",
+    }
+    of_box = {f"command_box.{name}" for name in vars(CommandBox) if not name.startswith("_")}
 
     assert methods == READ_CALLS | WRITE_CALLS
+    assert of_box == BOX_CALLS
     assert isinstance(FaultyStorage(MemoryStorage()), Storage)
 
 
