@@ -90,8 +90,10 @@ class Services:
         except StorageRefusedError as refused:
             logger.warning("the heartbeat was not stored: %s", refused)
         except PidurableError as unknown:
-            # Not confirmed. If the storage is broken, the next commit says so.
-            logger.warning("the heartbeat failed: %s", unknown)
+            # Not confirmed. If the storage is broken, the next commit says so. One that the close
+            # has overtaken is no trouble.
+            if not session.closed:
+                logger.warning("the heartbeat failed: %s", unknown)
         else:
             self._confirmed_at = asked_at
 
