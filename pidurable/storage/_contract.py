@@ -647,6 +647,10 @@ class Storage(Protocol):
         """Whether there is one, without reading it."""
         ...
 
+    def blob_sizes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, int]]:
+        """(sha256, number of bytes) of blobs with a greater name, by name, without reading them."""
+        ...
+
     # --- retention -----------------------------------------------------------------------
 
     def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:

@@ -459,6 +459,13 @@ class MemoryStorage:
     def has_blob(self, sha256: str) -> bool:
         return self.blob(sha256) is not None
 
+    def blob_sizes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, int]]:
+        # Sorted for each page: a store in memory has few of them.
+        with self._data.mutex:
+            blobs = self._use().blobs
+            names = sorted(name for name in blobs if name > after)[: max(0, limit)]
+            return [(name, len(blobs[name])) for name in names]
+
     # --- retention -----------------------------------------------------------------------
 
     def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:

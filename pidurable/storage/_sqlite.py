@@ -388,8 +388,10 @@ class SqliteStorage(SqliteReads):
         with self._write_lock:
             self._check_usable(writing=True)
             try:
-                # Each row is a page given back, so the statement is read to its end.
-                self._writer.execute(f"pragma incremental_vacuum({max(0, pages):d})").fetchall()
+                if pages > 0:
+                    # Each row is a page given back, so the statement is read to its end. Of 0
+                    # SQLite makes all of them.
+                    self._writer.execute(f"pragma incremental_vacuum({pages:d})").fetchall()
                 return int(self._writer.execute("pragma freelist_count").get)
             except apsw.Error as error:
                 certain = self._roll_back()

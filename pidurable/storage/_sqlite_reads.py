@@ -248,6 +248,9 @@ class SqliteReads:
     def has_blob(self, sha256: str) -> bool:
         return bool(self._rows("has_blob", (sha256,)))
 
+    def blob_sizes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, int]]:
+        return self._rows("blob_sizes", (after, max(0, limit)))
+
     # --- retention -----------------------------------------------------------------------
 
     def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:

@@ -243,6 +243,9 @@ READS: dict[str, str] = {
     ),
     "blob": "select bytes\nfrom blobs\nwhere sha256 = ?",
     "has_blob": "select 1\nfrom blobs\nwhere sha256 = ?",
+    "blob_sizes": (
+        "select sha256, length(bytes)\nfrom blobs\nwhere sha256 > ?\norder by sha256\nlimit ?"
+    ),
     "command": f"select {_COMMAND}\nfrom commands\nwhere id = ?",
     "ended_roots": (
         f"select {_TASK}\nfrom tasks\nwhere id > ? and id <= ? and status = 4 and owner is null"

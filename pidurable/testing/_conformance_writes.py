@@ -479,6 +479,12 @@ def a_blob_is_stored_once(store: Store) -> None:
     equal(storage.blob("2" * 64), None)
     names = (name, "1" * 64, "2" * 64, "")
     equal([storage.has_blob(each) for each in names], [True, True, False, False])
+    sizes = sorted([(name, len(storage.blob(name) or b"")), ("1" * 64, 0)])
+    equal(storage.blob_sizes(), sizes)
+    equal(
+        (storage.blob_sizes(limit=1), storage.blob_sizes(after=sizes[0][0])),
+        ([sizes[0]], [sizes[1]]),
+    )
 
 
 @conformance_case

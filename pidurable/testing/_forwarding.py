@@ -257,6 +257,10 @@ class ForwardingStorage:
     def has_blob(self, sha256: str) -> bool:
         return self._call("has_blob", lambda: self._inner.has_blob(sha256))
 
+    def blob_sizes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, int]]:
+        """Return names and sizes of blobs."""
+        return self._call("blob_sizes", lambda: self._inner.blob_sizes(after=after, limit=limit))
+
     def ended_roots(self, *, before_us: int, after: int, upto: int) -> list[TaskRow]:
         return self._call(
             "ended_roots",
