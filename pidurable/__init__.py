@@ -145,6 +145,7 @@ if TYPE_CHECKING:
         phase as phase,
     )
     from pidurable.tasks._explain import Explanation as Explanation
+    from pidurable.tasks._gc_report import GcReport as GcReport
     from pidurable.tasks._graph import (
         GraphConversation as GraphConversation,
         GraphTask as GraphTask,
@@ -301,6 +302,7 @@ _HOMES = {
         "phase",
     ),
     "pidurable.tasks._explain": ("Explanation",),
+    "pidurable.tasks._gc_report": ("GcReport",),
     "pidurable.tasks._graph": (
         "GraphConversation",
         "GraphTask",

@@ -20,19 +20,22 @@ from pidurable.errors import (
     ConversationBusyError,
     ConversationFullError,
     InvalidArgumentError,
+    NotFoundError,
     NotJsonError,
     RequestIdConflictError,
     show,
 )
 from pidurable.records import _codec, _json
-from pidurable.records._checks import check_name
+from pidurable.records._checks import check_name, is_id
 from pidurable.records._messages import Block, ImageBlock, TextBlock, UserMessage
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
+from pidurable.session._stubs import SUBMISSION
 from pidurable.session._transaction import text_digest
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
+    from pidurable.storage import StubRow, SubmissionRow
 
 
 @attrs.frozen(kw_only=True)
@@ -115,18 +118,23 @@ def submit(
         )
     if request_id is not None:
         request_id = check_name(request_id, "request_id")
-    tx.conversation(conversation_id)
     blocks = blocks_of(content)
     # Here, where the sender is told, and not when the input is placed.
     encoded = _checked_blocks(blocks, session.settings.value_bytes_max)
-    tx.check_images([UserMessage(blocks=blocks, at_us=0)])
     digest = text_digest(_json.dumps(encoded, path="$.content"))
+    try:
+        tx.conversation(conversation_id)
+        tx.check_images([UserMessage(blocks=blocks, at_us=0)])
+    except NotFoundError:
+        # A late retry of what was handed in once: its conversation, or its images, may be gone.
+        if request_id is None or _by_request(session, tx, conversation_id, request_id) is None:
+            raise
     if request_id is not None:
         earlier = _by_request(session, tx, conversation_id, request_id)
         if earlier is not None:
-            if earlier.digest != digest:
-                raise RequestIdConflictError(request_id, earlier.id)
-            return earlier.id
+            if earlier[1] != digest:
+                raise RequestIdConflictError(request_id, earlier[0])
+            return earlier[0]
     live = read_doc(tx, LiveDocument, conversation_id)
     if live["run"] is not None and when_busy == "reject":
         raise ConversationBusyError(conversation_id, live["run"])
@@ -163,12 +171,19 @@ def submit(
 
 def _by_request(
     session: Session, tx: TreeTransaction, conversation_id: int, request_id: str
-) -> SubmissionRecord | None:
+) -> tuple[int, str] | None:
+    """The id, and the digest of the content, of what was handed in under a request id."""
     claimed = tx.claimed(("request", conversation_id, request_id))
-    if claimed is None:
-        row = session.storage.submission_by_request(conversation_id, request_id)
-        claimed = None if row is None else row.id
-    return None if claimed is None else tx.submission(claimed)
+    if claimed is not None:
+        record = tx.submission(claimed)
+        return None if record is None else (record.id, record.digest)
+    if not is_id(conversation_id):
+        return None
+    found: SubmissionRow | StubRow | None
+    found = session.storage.submission_by_request(conversation_id, request_id)
+    if found is None:
+        found = session.storage.stub(SUBMISSION, conversation_id, request_id)
+    return None if found is None else (found.id, found.digest)
 
 
 def start_run(tx: TreeTransaction, conversation_id: int, items: Sequence[Any]) -> int:

@@ -284,6 +284,11 @@ class ConversationWatches:
                 self._changes(tx, place, id, touched).change(change)
         for id, changes in touched.items():
             watched[id].publish(tx.seq, changes)
+        if tx.removal is not None:
+            for id in tx.removal.conversations:
+                gone = watched.pop(id, None)
+                if gone is not None:
+                    gone.end(None)
 
     @staticmethod
     def _changes(

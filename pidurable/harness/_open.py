@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast, final
 
 import trio
@@ -40,9 +41,12 @@ from pidurable.registry import Registry
 from pidurable.session._document_watch import DocumentView
 from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
+from pidurable.session._stubs import unknown_submission, unknown_task
 from pidurable.session._watch import Watch
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._explain import Explanation, explain
+from pidurable.tasks._gc import Collector
+from pidurable.tasks._gc_report import GcReport
 from pidurable.tasks._graph import TaskGraph
 from pidurable.tasks._inspect import InspectedTask, inspect_page
 from pidurable.tasks._live_facts import LiveFacts
@@ -72,6 +76,7 @@ class Harness:
         self._waiting: dict[int, set[trio.Event]] = {}
         """By submission, whoever waits for it to change."""
         self._closed = False
+        self._collector = Collector(runtime)
 
     # --- conversations -------------------------------------------------------------------
 
@@ -123,7 +128,7 @@ class Harness:
             NotFoundError: This session has no such submission.
         """
         if self.session.submission(submission_id) is None:
-            raise NotFoundError("submission", show(submission_id))
+            raise unknown_submission(self.session.storage, submission_id)
         return Submission(self, submission_id)
 
     # --- commits and tasks ---------------------------------------------------------------
@@ -397,7 +402,7 @@ class Harness:
             raise UnknownTaskError(show(task_id))
         row = self.session.storage.task(task_id)
         if row is None:
-            raise UnknownTaskError(task_id)
+            raise unknown_task(self.session.storage, task_id)
         return task_record(self.session.storage, row)
 
     def tasks(
@@ -478,6 +483,40 @@ class Harness:
             StorageCorruptError: The bytes are not those that the name says. Restore a copy.
         """
         return await self.session.blob(sha256)
+
+    async def gc(
+        self, *, older_than: timedelta, keep_outcomes: bool = False, dry_run: bool = False
+    ) -> GcReport:
+        """Remove ended trees of tasks, and bytes that nothing refers to, to free their space.
+
+        A tree is a task that nothing owns but an ownerless conversation, with everything below it:
+        owned tasks, owned conversations with their entries, submissions and documents. It goes
+        whole or not at all, and only when all of it ended before the cutoff, nothing outside was
+        forked from it, no submission in it is open, and no live task waits for anything in it.
+        Ownerless conversations stay, with all that is said in them. Of a removed root with a key,
+        and of removed submissions with a request id, a stub stays: who hands the same in again is
+        given the first one's id, and who asks for it is told how it ended.
+
+        Work goes on meanwhile: what others need of the store comes first, and this takes at most
+        about a tenth of it. It may be cancelled at any time; what it has begun then, or when the
+        process dies, goes on with the next call, or when the store is opened again. One runs at
+        a time, the next call waits.
+
+        Args:
+            older_than: How long ago the last task of a tree must have ended. By the wall clock.
+            keep_outcomes: The roots stay with their outcomes, without their inputs.
+            dry_run: Only tell what would go.
+
+        Raises:
+            InvalidArgumentError: `older_than` is negative, or no timedelta.
+            StorageRefusedError: The storage took no more. What went until then is gone, and
+                nothing is half: call again later.
+            StorageCorruptError: What a task waits for, or a document, cannot be read, so that
+                nothing is certain of what it needs. Restore a copy.
+            SessionPoisonedError: The storage failed; reopen it and call again.
+        """
+        self.check_serving()
+        return await self._collector.collect(older_than, keep=keep_outcomes, dry_run=dry_run)
 
     async def usage(self) -> dict[str, Usage]:
         """Tokens and cost by model, of all conversations."""
@@ -669,6 +708,7 @@ async def open_harness(
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
+                nursery.start_soon(harness._collector.finish)
                 try:
                     yield harness
                 except BaseException as caught:  # noqa: ASYNC103 - raised below, bare

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, final
 import attrs
 import trio
 
-from pidurable.errors import NotFoundError, UnansweredError, WaitTimeoutError
+from pidurable.errors import UnansweredError, WaitTimeoutError
 from pidurable.records._messages import AssistantMessage, TextBlock
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
+from pidurable.session._stubs import unknown_submission
 
 if TYPE_CHECKING:
     from pidurable.harness._open import Harness
@@ -67,7 +68,7 @@ class Submission:
     def _record(self) -> SubmissionRecord:
         record = self._harness.session.submission(self.id)
         if record is None:
-            raise NotFoundError("submission", self.id)
+            raise unknown_submission(self._harness.session.storage, self.id)
         return record
 
     async def wait(self, *, timeout: float | None = None) -> Settled:  # noqa: ASYNC109

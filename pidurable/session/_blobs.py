@@ -34,7 +34,7 @@ from pidurable.storage import (
     SubmissionRow,
 )
 
-__all__ = ["digest", "followed", "is_digest", "is_reference", "with_blobs"]
+__all__ = ["digest", "followed", "is_digest", "is_reference", "moved_blobs", "with_blobs"]
 
 _REFERENCE = re.compile("@([0-9a-f]{64})")
 
@@ -177,6 +177,12 @@ def _large(row: tuple[Any, ...], columns: tuple[int, ...]) -> dict[int, tuple[st
         if len(data) > BLOB_BYTES_MIN:
             found[column] = digest(data), data
     return found
+
+
+def moved_blobs(op: Op, row: tuple[Any, ...]) -> list[str]:
+    """The names of the blobs that large values of a write will lie in."""
+    columns = _MOVED.get(op)
+    return [] if columns is None else [name for name, _ in _large(row, columns).values()]
 
 
 def _referring(row: tuple[Any, ...], large: dict[int, tuple[str, bytes]]) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ from pidurable.session._documents import Address, DocChange, DocState, DocumentD
 from pidurable.session._watch import Hub, Watch
 
 if TYPE_CHECKING:
+    from pidurable.session._removals import Removal
     from pidurable.session._session import Session
     from pidurable.session._transaction import Transaction
 
@@ -274,6 +275,17 @@ class DocumentWatches:
             return
         before, after, ops = hub.value, self._view(definition, state), change.ops
         hub.publish(seq, after, lambda: patch_of(before, after, ops))
+
+    def removed(self, seq: int, removal: Removal) -> None:
+        """End the watches of documents that went with their conversation."""
+        gone = set(removal.conversations)
+        scope = _documents.SCOPES["conversation"]
+        for address in [each for each in self.hubs if each.scope == scope]:
+            if address.scope_id in gone:
+                for hub in self._drop(address).values():
+                    if hub.value is not None:
+                        hub.publish(seq, None, None)
+                    hub.end()
 
     def task_ended(self, task_id: int) -> None:
         """End the watches of documents that a task never had: they will not come any more."""

@@ -8,6 +8,7 @@ when it began, and what is published meanwhile is collected and joined to it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pidurable.errors import InvalidArgumentError, NotFoundError, show
@@ -141,6 +142,11 @@ class Transcripts:
         kept = self._ranges.get(entry.conversation_id)
         if kept is not None and not kept.publish(entry):
             del self._ranges[entry.conversation_id]
+
+    def forget(self, conversations: Iterable[int]) -> None:
+        """These were removed."""
+        for conversation_id in conversations:
+            self._ranges.pop(conversation_id, None)
 
     async def history(
         self, conversation_id: int, *, after: int, before: int | None, limit: int

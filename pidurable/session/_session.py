@@ -40,6 +40,7 @@ from pidurable.session._forks import CONVERSATION_SCOPE, policies_of
 from pidurable.session._history import Transcripts
 from pidurable.session._line import CommitLine
 from pidurable.session._reads import guarded_reads
+from pidurable.session._removals import Removal, Removals, removed_hint
 from pidurable.session._rows import (
     conversation_of,
     stored_entry,
@@ -65,6 +66,7 @@ TxT = TypeVar("TxT", bound=Transaction)
 
 _CONVERSATIONS_CACHED = 10_000
 _DOCUMENTS_CACHED = 4_096
+_BLOBS_PUT_KEPT = 65_536
 _UNCLEAN_GAP = 2**20
 
 
@@ -98,6 +100,9 @@ class Session:
         self.failpoints = failpoints
         self.codec = codec
         self.participants: list[Participant] = []
+        self.raw_storage = storage
+        """The storage that shows what is stored as it is, with references instead of what is large.
+        """
         storage = with_blobs(storage)
         head = storage.acquire(claim, takeover=takeover)
         self.uuid = head.uuid
@@ -132,6 +137,9 @@ class Session:
         """Called when nothing is published any more: after the last commit, or with the error."""
         self._services = Services(self)
         self._staged = Staged()
+        self.removals = Removals(self.storage)
+        self.blobs_put: OrderedDict[str, None] = OrderedDict()
+        """Names of bytes that were put lately: whoever did so may be about to refer to them."""
         self._refusing = False
         self.closed = False
         """Whether the storage is closed: nothing more may be asked of the writer's thread."""
@@ -158,7 +166,13 @@ class Session:
         found = None
         if is_id(conversation_id):
             found = self._staged.conversations.get(conversation_id)
-        return self.conversation(conversation_id) if found is None else found
+        if found is not None:
+            return found
+        found = self.conversation(conversation_id)
+        root = self.removals.tree_of(found, staged=True)
+        if root is not None:
+            raise NotFoundError("conversation", conversation_id, removed_hint(root))
+        return found
 
     def staged_submission(self, submission_id: int) -> SubmissionRecord | None:
         found = self._staged.submissions.get(submission_id)
@@ -175,7 +189,14 @@ class Session:
 
     def staged_blob(self, sha256: str) -> bool:
         """Whether bytes are stored under a name, or will be with this batch."""
-        return sha256 in self._staged.blobs or self.storage.has_blob(sha256)
+        staged = self._staged
+        if sha256 in staged.blobs:
+            return True
+        return sha256 not in staged.blobs_removed and self.storage.has_blob(sha256)
+
+    def note_blob(self, sha256: str) -> None:
+        """Somebody put these bytes: they are not taken for garbage while they are new."""
+        self._keep(self.blobs_put, sha256, None, _BLOBS_PUT_KEPT)
 
     def staged_claim(self, key: tuple[Any, ...]) -> Any:
         """What an earlier body of the batch claimed under a unique key, or None."""
@@ -270,6 +291,9 @@ class Session:
                 raise NotFoundError("conversation", conversation_id)
             found = conversation_of(row)
             self._keep(self._conversations, conversation_id, found, _CONVERSATIONS_CACHED)
+        root = self.removals.tree_of(found, staged=False)
+        if root is not None:
+            raise NotFoundError("conversation", conversation_id, removed_hint(root))
         return found
 
     def doc(self, address: Address) -> DocState | None:
@@ -452,6 +476,8 @@ class Session:
                 published = None if change.held_before is None else self.doc(change.address)
                 self._staged.docs_before[change.address] = published
         self._staged.add(draft)
+        if draft.removal is not None:
+            self.removals.joined(draft.removal)
         for participant in self.participants:
             participant.joined(draft)
 
@@ -470,12 +496,27 @@ class Session:
                     self._watches.publish(tx)
             for entry in tx.entries:
                 self._transcripts.publish(entry)
+            if tx.removal is not None:
+                self._forget(tx.seq, tx.removal)
             for participant in participants:
                 participant.committed(tx)
+        self.removals.settled()
         self._services.stored(rows)
+
+    def _forget(self, seq: int, removal: Removal) -> None:
+        """Keep nothing in memory of what a commit has removed."""
+        self.removals.adopted(removal)
+        for address in removal.documents:
+            self._docs.pop(address, None)
+        for id in removal.conversations:
+            self._conversations.pop(id, None)
+        self._transcripts.forget(removal.conversations)
+        if self._watches.hubs:
+            self._watches.removed(seq, removal)
 
     def revert(self) -> None:
         self._staged = Staged()
+        self.removals.settled()
         for participant in self.participants:
             participant.reverted()
 

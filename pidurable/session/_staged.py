@@ -55,6 +55,8 @@ class Staged:
     docs_before: dict[Address, DocState | None] = attrs.Factory(dict)
     """What is published of the documents that the batch changes, which the storage may not show."""
     blobs: set[str] = attrs.Factory(set)
+    blobs_removed: set[str] = attrs.Factory(set)
+    """What the batch removes: the storage has it until then, and nobody may count on it."""
     doc_commits: list[tuple[int, dict[Address, DocState | None]]] = attrs.Factory(list)
     """What each of the bodies did to documents, by its sequence number, oldest first."""
 
@@ -69,6 +71,8 @@ class Staged:
             self.unique.update(tx.unique)
         if tx.blobs:
             self.blobs.update(tx.blobs)
+        if tx.removal is not None:
+            self.blobs_removed.update(tx.removal.blobs)
         if tx.docs:
             self.docs.update(tx.docs)
             self.doc_commits.append((tx.seq, tx.docs))

@@ -28,6 +28,7 @@ from pidurable.session._blobs import digest, is_digest
 from pidurable.session._document_work import NO_DICT, NO_LIST
 from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
+from pidurable.session._removals import Removal
 from pidurable.storage import (
     ConversationRow,
     EntryRow,
@@ -70,6 +71,8 @@ class Transaction(ForkWork):
         """Names of the bytes that this commit stores."""
         self.unique: dict[tuple[Any, ...], Any] = {}
         """What this commit claims for itself, under keys that nobody else may claim."""
+        self.removal: Removal | None = None
+        """What this commit removes, if it removes anything."""
         self._by_task = by_task
 
     # --- life of the body ----------------------------------------------------------------
@@ -400,6 +403,7 @@ class Transaction(ForkWork):
             problem = f"expected at most {limit} bytes"
             raise InvalidArgumentError("data", problem, f"{len(copied)} bytes")
         name = digest(copied)
+        self._session.note_blob(name)
         if not self.has_blob(name):
             self.blobs |= {name}
             self.writes.append((Op.BLOB, (name, copied)))

@@ -127,6 +127,7 @@ def sort_awaited(
     conversations: list[int] = []
     others: list[int] = []
     for id in ids:
+        tx.refuse_removed(id)
         task_owner = _owner_of_task(tx, id)
         if task_owner is not None:
             if policy != "all_settled" and task_owner != owner:
@@ -167,7 +168,7 @@ def _look_further(tx: TreeTransaction, kinds: Kinds, id: int) -> tuple[str, bool
         found = kinds.look(id, tx)
         if found is None:
             hint = "It is the id of no conversation and no submission either."
-            raise UnknownTaskError(id, hint) from None
+            raise tx.unknown_task(id, hint) from None
         return found
     return "conversation", True
 

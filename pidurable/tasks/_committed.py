@@ -14,6 +14,7 @@ from pidurable.errors import InvalidArgumentError, NotFoundError, UnknownTaskErr
 from pidurable.records._checks import is_id
 from pidurable.records._ids import TaskId
 from pidurable.session import _documents
+from pidurable.session._stubs import unknown_submission, unknown_task
 from pidurable.tasks._task_record import task_record
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class CommittedState:
         storage = self._session.storage
         row = storage.task(task_id) if is_id(task_id) else None
         if row is None:
+            if is_id(task_id):
+                raise unknown_task(storage, task_id)
             raise UnknownTaskError(show(task_id))
         return task_record(storage, row)
 
@@ -71,7 +74,7 @@ class CommittedState:
         """
         found = self._session.submission(submission_id)
         if found is None:
-            raise NotFoundError("submission", show(submission_id))
+            raise unknown_submission(self._session.storage, submission_id)
         return found
 
     # --- entries -------------------------------------------------------------------------

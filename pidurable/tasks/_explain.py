@@ -24,6 +24,7 @@ from pidurable.records import _codec, _json
 from pidurable.records._checks import is_id
 from pidurable.records._moments import duration, moment
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord, OutcomeStatus, Status, Wait
+from pidurable.session._stubs import unknown_task
 from pidurable.storage import Storage, TaskRow
 
 if TYPE_CHECKING:
@@ -208,7 +209,9 @@ def explain(facts: Facts, task_id: int) -> Explanation:
     """
     row = facts.storage.task(task_id) if is_id(task_id) else None
     if row is None:
-        raise UnknownTaskError(task_id if is_id(task_id) else show(task_id))
+        if is_id(task_id):
+            raise unknown_task(facts.storage, task_id)
+        raise UnknownTaskError(show(task_id))
     look = look_at(facts, row)
     path, end = _follow(facts, row, look)
     text = look.text if end is None else f"{look.text}: {_way(facts, path)}, which {end.text}"

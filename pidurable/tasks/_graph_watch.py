@@ -458,7 +458,11 @@ class TaskGraphs:
         """A commit is published, in the tree too."""
         for key, followed in list(self.followed.items()):
             followed.committed(tx)
-            if followed.is_over:
+            if tx.removal is not None and key[0] in tx.removal.conversations:
+                # Nothing will ever be below it again.
+                followed.hub.end()
+                self._forget(key, followed)
+            elif followed.is_over:
                 self._forget(key, followed)
 
     def _end(self, error: PidurableError | None) -> None:

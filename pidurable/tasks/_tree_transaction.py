@@ -34,6 +34,8 @@ from pidurable.records._limits import (
 from pidurable.records._moments import LAST_US
 from pidurable.records._tasks import ErrorInfo, OnRestart, OutcomeRecord
 from pidurable.session._document_work import NO_DICT, NO_LIST
+from pidurable.session._removals import removed_hint
+from pidurable.session._stubs import TASK, unknown_task
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
 from pidurable.tasks._definition import Task, definition_info
@@ -113,7 +115,8 @@ class TreeTransaction(Transaction):
             input: Its input; stored with the task, and kept.
             conversation: The conversation it belongs to.
             key: Create it once: a second call with the same key gives the first task's id, also
-                where the input differs, and where the definition is gone by now.
+                where the input differs, where the definition is gone by now, and where the task
+                has ended and was removed to free its space.
             background: Its conversation's abort and idle waits do not reach it.
             deadline: Passing it aborts the task, with the reason `deadline`.
             on_restart: What opening the session again does to it and to what is below, while it is
@@ -223,9 +226,12 @@ class TreeTransaction(Transaction):
         name = ("task", owner, conversation if owner is None else 0, key)
         found: int | None = self.claimed(name)
         if found is None:
-            row = self._session.storage.task_by_key(owner, conversation, key)
+            storage = self._session.storage
+            row = storage.task_by_key(owner, conversation, key)
             if row is None:
-                return None
+                # Only the root of a tree may be asked for when its tree is gone.
+                stub = storage.stub(TASK, conversation, key) if owner is None else None
+                return None if stub is None else stub.id
             found, standing = row.id, row.kind
         else:
             made = self.view.task(found)  # in this batch
@@ -272,6 +278,30 @@ class TreeTransaction(Transaction):
         """The row of a task that is not in memory, that is, of one that has ended."""
         return self._session.storage.task(task_id)
 
+    def unknown_task(self, task_id: int, hint: str) -> UnknownTaskError:
+        """The error for an id of no task, which says so if there was one that was removed."""
+        return unknown_task(self._session.storage, task_id, hint)
+
+    def refuse_removed(self, id: int) -> None:
+        """Refuse a task or submission whose tree is being removed: soon there is nothing of it.
+
+        Raises:
+            UnknownTaskError: It is a task of such a tree.
+            NotFoundError: It is a submission to a conversation of one.
+        """
+        removals = self._session.removals
+        if not removals.any:
+            return
+        row = self._session.storage.task(id)
+        if row is None:
+            record = self.submission(id)
+            if record is not None:
+                self.conversation(record.conversation_id)
+            return
+        root = removals.tree_of_task(row)
+        if root is not None:
+            raise UnknownTaskError(id, removed_hint(root))
+
     def is_cancelled(self, conversation_id: int) -> bool:
         """Tell whether a conversation is below a live task that is to be aborted with it."""
         scope = self.view.find(conversation_id) or self._runtime.load(conversation_id)
@@ -309,7 +339,7 @@ class TreeTransaction(Transaction):
         node = self.view.task(task_id)
         if node is None:
             if self._session.storage.task(task_id) is None:
-                raise UnknownTaskError(task_id)
+                raise unknown_task(self._session.storage, task_id)
             return None
         return node if node.live else None
 

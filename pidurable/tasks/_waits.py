@@ -26,6 +26,7 @@ from pidurable.errors import (
 from pidurable.records import _codec, _json
 from pidurable.records._checks import is_id
 from pidurable.records._tasks import Outcome, OutcomeRecord, Status
+from pidurable.session._stubs import unknown_task
 from pidurable.tasks._definition import definition_info
 from pidurable.tasks._tree import Node
 
@@ -192,7 +193,7 @@ class Waits:
         storage = runtime.session.storage
         row = storage.task(task_id)
         if row is None:
-            raise UnknownTaskError(task_id)
+            raise unknown_task(storage, task_id)
         text = storage.task_outcome(task_id)
         if row.status != Status.TERMINAL or text is None:
             # Stored a moment ago and not published yet: for everybody it has not ended.

@@ -1,0 +1,422 @@
+"""Retention: ended trees go whole, in small commits, while work goes on.
+
+What may go is found in a thread (`_gc_trees`), a slice at a time, and goes in commits of the line:
+
+* a group of trees that fits one commit goes in one. Any number of small groups share a commit;
+* a larger one is marked first. From then on nothing may be added to it, and it goes piece by piece,
+  from the bottom up, the roots last and their marks with them. What a crash, a refusal or a
+  cancellation leaves marked is finished by the next collection, or by the next opening.
+
+What was read may have changed by the time of the commit. So whatever a commit of the line touches
+while trees are looked at is noted, and its body, on the line, leaves out the trees that were: they
+stay for the next collection. The same holds for blobs: a text that is written while they are looked
+for is looked through when it is staged.
+
+Each slice and each commit is kept to a few milliseconds while others commit, and is followed by a
+pause of nine times its length: a collection takes at most a tenth of the line. Alone it makes no
+pauses. Its commits are not flushed, but for those that mark: what a loss of power undoes of them is
+found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from pidurable.errors import PidurableError, SessionClosedError, SessionPoisonedError
+from pidurable.records._limits import PASS_RECORDS_MAX
+from pidurable.session._removals import Removal
+from pidurable.session._seams import logger
+from pidurable.storage import Op, RemovalRow
+from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
+from pidurable.tasks._gc_report import GcReport, check_older_than, make_report
+from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents
+from pidurable.tasks._gc_survey import Survey
+from pidurable.tasks._gc_touched import Touched
+from pidurable.tasks._gc_trees import CHANGED, Group, Tree, TreeWalk, read_awaited, tree_below
+from pidurable.tasks._tree_transaction import TreeTransaction
+
+if TYPE_CHECKING:
+    from pidurable.tasks._runtime import Runtime
+
+T = TypeVar("T")
+
+_STEP_SECONDS = 0.002
+"""What a slice, or a commit, should take while others commit."""
+_PAUSE = 9
+_STEPS_MIN, _STEPS_MAX = 8, 4_096
+_RECORDS_MIN = 16
+_RECLAIM_PAGES = 64
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Collector:
+    """Collects in one session. One collection at a time; the next one waits."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._session = runtime.session
+        self._raw = runtime.session.raw_storage
+        self._rows = Rows(self._raw, now_us=runtime.session.clock.now_us)
+        self._turn = trio.Lock()
+        self._touched = Touched(runtime.session)
+        self._steps = _STEPS_MIN * 4
+        self._records = _RECORDS_MIN * 4
+
+    # --- what is called ------------------------------------------------------------------
+
+    async def collect(self, older_than: timedelta, *, keep: bool, dry_run: bool) -> GcReport:
+        """Remove what is old enough, or say what would be; see `Harness.gc`."""
+        now = _EPOCH + timedelta(microseconds=self._session.clock.now_us())
+        age = check_older_than(older_than)
+        before = now - min(age, now - _EPOCH)
+        before_us = (before - _EPOCH) // timedelta(microseconds=1)
+        async with self._turn:
+            if dry_run:
+                survey = Survey(self._raw, before_us=before_us, keep=keep)
+                await self._drive(survey.steps(), lambda _: None)
+                return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
+            tally, kept = Tally(), dict[str, int]()
+            with self._touched.followed():
+                await self._barrier()
+                await self._finish_marked(tally)
+                await self._remove_trees(tally, kept, before_us=before_us, keep=keep)
+                await self._remove_retired(tally)
+                await self._sweep(tally)
+            pages = await self._reclaim()
+            return make_report(tally, dry_run=False, before=before, kept=kept, pages=pages)
+
+    async def finish(self) -> None:
+        """Go on with what an earlier process has marked, if anything. For the opening.
+
+        What fails here is logged: the next collection, or opening, goes on with it.
+        """
+        if not self._session.removals.published:
+            return
+        tally = Tally()
+        try:
+            async with self._turn:
+                with self._touched.followed():
+                    await self._finish_marked(tally)
+        except (SessionPoisonedError, SessionClosedError):
+            # Whoever waits on the session is told by the session itself.
+            return
+        except PidurableError as error:
+            logger.warning("the removal of trees that was begun earlier stopped: %s", error)
+            return
+        logger.info("finished the removal of %d trees that was begun earlier", tally.trees)
+
+    # --- the parts -----------------------------------------------------------------------
+
+    async def _barrier(self) -> None:
+        """Wait until all that was staged before this moment is stored or has failed."""
+        await self._runtime.commit(lambda _: None)
+
+    async def _remove_trees(
+        self, tally: Tally, kept: dict[str, int], *, before_us: int, keep: bool
+    ) -> None:
+        awaited = self._touched.awaited
+
+        def add(ids: Any) -> None:
+            awaited.update(ids)
+
+        await self._drive(read_awaited(self._raw), add)
+        walk = TreeWalk(
+            self._raw,
+            before_us=before_us,
+            upto=self._session.line.next_id - 1,
+            awaited=awaited,
+            keep=keep,
+        )
+        ready: list[tuple[Group, list[Piece]]] = []
+        dropped = 0
+
+        def read() -> Iterator[tuple[Group, list[Piece] | None] | None]:
+            for group in walk.groups():
+                if group is None:
+                    yield None
+                else:
+                    yield from self._read_group(group, keep=keep)
+
+        groups = read()
+        more = True
+        while more:
+            if walk.is_between:
+                self._touched.forget()
+            found, more = await self._slice(groups)
+            for group, pieces in found:
+                if pieces is not None:
+                    ready.append((group, pieces))
+                    continue
+                # What stands on it goes before it.
+                dropped += await self._remove_small(ready, tally)
+                dropped += await self._remove_large(group, tally, keep=keep)
+            dropped += await self._remove_small(ready, tally)
+        kept.update(walk.kept)
+        if dropped:
+            kept[CHANGED] = kept.get(CHANGED, 0) + dropped
+
+    def _read_group(
+        self, group: Group, *, keep: bool
+    ) -> Iterator[tuple[Group, list[Piece] | None] | None]:
+        """Read what goes of a group, if it fits one commit."""
+        kept = {tree.root.id for tree in group.trees} if keep else frozenset[int]()
+        pieces: list[Piece] = []
+        size = 0
+        for piece in self._rows.of_group(group, kept=kept, marked=False):
+            size += len(piece.writes)
+            if size > PASS_RECORDS_MAX:
+                yield group, None
+                return
+            pieces.append(piece)
+            yield None
+        yield group, pieces
+
+    async def _remove_small(self, ready: list[tuple[Group, list[Piece]]], tally: Tally) -> int:
+        """Remove groups that were read whole; return how many trees have changed since."""
+        dropped = 0
+        place = 0
+        while place < len(ready):
+            some: list[tuple[Group, list[Piece]]] = []
+            size = 0
+            while place < len(ready) and (not some or size < self._records):
+                some.append(ready[place])
+                size += sum(len(piece.writes) for piece in ready[place][1])
+                place += 1
+
+            def body(tx: TreeTransaction, some: Any = some) -> tuple[Tally, int]:
+                going, stale = Tally(), 0
+                tx.removal = Removal()
+                for group, pieces in some:
+                    if self._is_stale(group, tx.removal):
+                        stale += len(group.trees)
+                    else:
+                        _stage(tx, pieces, going)
+                return going, stale
+
+            going, stale = await self._commit(body, size)
+            tally.add(going)
+            dropped += stale
+        ready.clear()
+        return dropped
+
+    def _is_stale(self, group: Group, removal: Removal) -> bool:
+        """On the line: whether something came to a group since it was read."""
+        if any(self._touched.has_any_of(tree) for tree in group.trees):
+            return True
+        storage = self._session.storage
+        return any(
+            id not in removal.conversations and storage.conversation(id) is not None
+            for id in group.forks
+        )
+
+    async def _remove_large(self, group: Group, tally: Tally, *, keep: bool) -> int:
+        """Mark a group and remove it; return how many trees have changed since it was read."""
+        roots = [tree.root.id for tree in group.trees]
+
+        def mark(tx: TreeTransaction) -> bool:
+            tx.removal = Removal()
+            if self._is_stale(group, tx.removal):
+                return False
+            now = tx.now_us()
+            for root in roots:
+                tx.writes.append((Op.REMOVAL, RemovalRow(root, now)))
+                if keep:
+                    # The sign, also after a crash, that the root is to stay.
+                    tx.writes.append((Op.INPUT_DELETE, (root,)))
+            tx.removal.marked += roots
+            return True
+
+        if not await self._commit(mark, len(roots), flush=True):
+            return len(roots)
+        await self._remove_marked(group, set(roots) if keep else set(), tally)
+        return 0
+
+    async def _finish_marked(self, tally: Tally) -> None:
+        """Remove what is left of all marked trees, as one group: each may stand on another."""
+        marked = sorted(self._session.removals.published)
+        trees: list[Tree] = []
+        kept: set[int] = set()
+
+        def read() -> Iterator[None]:
+            for id in marked:
+                root = self._raw.task(id)
+                if root is None:
+                    continue
+                if self._raw.task_input(id) is None:
+                    kept.add(id)
+                for tree in tree_below(self._raw, root):
+                    if tree is not None:
+                        trees.append(tree)
+                    yield None
+
+        if marked:
+            await self._drive(read(), lambda _: None)
+            await self._remove_marked(Group(trees, []), kept, tally)
+
+    async def _remove_marked(self, group: Group, kept: set[int], tally: Tally) -> None:
+        await self._remove_pieces(self._rows.of_group(group, kept=kept, marked=True), tally)
+
+    async def _remove_retired(self, tally: Tally) -> None:
+        """Remove retired documents, which nobody can read any more."""
+
+        def read() -> Iterator[Piece | None]:
+            for row in retired_documents(self._raw):
+                if row is None:
+                    yield None
+                else:
+                    yield from self._rows.of_document(row)
+
+        await self._remove_pieces(read(), tally)
+
+    async def _remove_pieces(self, pieces: Iterator[Piece | None], tally: Tally) -> None:
+        """Remove what nobody can change any more, as much at a time as a commit may take."""
+        more = True
+        while more:
+            found, more = await self._slice(pieces)
+            place = 0
+            while place < len(found):
+                some: list[Piece] = []
+                size = 0
+                while place < len(found) and (not some or size < self._records):
+                    some.append(found[place])
+                    size += len(found[place].writes)
+                    place += 1
+
+                def body(tx: TreeTransaction, some: list[Piece] = some) -> Tally:
+                    going = Tally()
+                    tx.removal = Removal()
+                    _stage(tx, some, going)
+                    return going
+
+                tally.add(await self._commit(body, size))
+
+    # --- blobs ---------------------------------------------------------------------------
+
+    async def _sweep(self, tally: Tally) -> None:
+        """Remove the blobs that no stored text refers to."""
+        windows = blob_windows(self._raw)
+        more = True
+        while more:
+            found, more = await self._slice(windows, most=1)
+            for window in found:
+                with self._touched.looking_for(window):
+                    # What was staged before it is looked for is stored, and found by looking.
+                    await self._barrier()
+                    await self._drive(keep_referenced(self._raw, window), lambda _: None)
+                    await self._remove_blobs(window, tally)
+
+    async def _remove_blobs(self, window: dict[str, int], tally: Tally) -> None:
+        names = sorted(window)
+        while names:
+            some, names = names[: self._records], names[self._records :]
+
+            def body(tx: TreeTransaction, some: list[str] = some) -> Tally:
+                going = Tally()
+                tx.removal = Removal()
+                for name in some:
+                    # Whoever put it lately, or wrote its name meanwhile, counts on it.
+                    if name in window and name not in self._session.blobs_put:
+                        tx.writes.append((Op.BLOB_DELETE, (name,)))
+                        tx.removal.blobs.append(name)
+                        going.blobs += 1
+                        going.bytes += window[name]
+                return going
+
+            tally.add(await self._commit(body, len(some)))
+
+    async def _reclaim(self) -> tuple[int, int]:
+        """Give free pages back to the file system; return how many, and how many are left."""
+        session = self._session
+        freed = 0
+        left = await session.worker.run(session.storage.reclaim, 0)
+        while left:
+            started = trio.current_time()
+            now = await session.worker.run(session.storage.reclaim, _RECLAIM_PAGES)
+            await self._rest(trio.current_time() - started)
+            if now >= left:
+                # A store that cannot give any back, or others use them faster.
+                break
+            freed += left - now
+            left = now
+        return freed, left
+
+    # --- slices, commits and pauses ------------------------------------------------------
+
+    async def _drive(self, steps: Iterator[T | None], take: Callable[[T], None]) -> None:
+        """Take all that a walk gives, slice by slice."""
+        more = True
+        while more:
+            found, more = await self._slice(steps)
+            for each in found:
+                take(each)
+
+    async def _slice(
+        self, steps: Iterator[T | None], *, most: int = PASS_RECORDS_MAX
+    ) -> tuple[list[T], bool]:
+        """Walk some steps in a thread; return what they gave, and whether there are more."""
+        count = self._steps
+
+        def walk() -> tuple[list[T], bool]:
+            found: list[T] = []
+            for _ in range(count):
+                try:
+                    given = next(steps)
+                except StopIteration:
+                    return found, False
+                if given is not None:
+                    found.append(given)
+                    if len(found) >= most:
+                        break
+            return found, True
+
+        started = trio.current_time()
+        with trio.CancelScope(shield=True):
+            # A walk that is left in the middle of a step could not be gone on with.
+            answer = await self._session.blocking.run(walk)
+        took = trio.current_time() - started
+        self._steps = _fitted(self._steps, took, _STEPS_MIN, _STEPS_MAX)
+        await self._rest(took)
+        return answer
+
+    async def _commit(
+        self, body: Callable[[TreeTransaction], T], size: int, *, flush: bool = False
+    ) -> T:
+        """Store one commit, and pause."""
+        started = trio.current_time()
+        found = await self._runtime.commit(body, flush=flush)
+        took = trio.current_time() - started
+        if size >= self._records // 2 or took > _STEP_SECONDS:
+            most = PASS_RECORDS_MAX
+            self._records = _fitted(self._records, took, _RECORDS_MIN, most)
+        await self._rest(took)
+        return found
+
+    async def _rest(self, took: float) -> None:
+        """Leave the line, and the thread, to others for nine times as long; if there are any."""
+        if self._touched.others():
+            await trio.sleep(took * _PAUSE)
+        else:
+            await trio.lowlevel.checkpoint()
+
+
+def _fitted(size: int, took: float, least: int, most: int) -> int:
+    """A size that takes about as long as it should."""
+    if took > 1.5 * _STEP_SECONDS:
+        return max(least, size // 2)
+    if took < 0.75 * _STEP_SECONDS:
+        return min(most, size * 2)
+    return size
+
+
+def _stage(tx: TreeTransaction, pieces: list[Piece], going: Tally) -> None:
+    assert tx.removal is not None
+    for piece in pieces:
+        tx.writes += piece.writes
+        piece.note(going, tx.removal)
+        for op, row in piece.writes:
+            if op is Op.REMOVAL_DELETE:
+                tx.removal.finished.append(row[0])

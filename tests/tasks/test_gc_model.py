@@ -1,0 +1,106 @@
+"""Which trees go, and that everything else stays as it was: random stores against a model."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import trio
+from gc_stores import (
+    NOW_US,
+    Planted,
+    check_owners,
+    everything,
+    expected,
+    plant_random,
+)
+from hypothesis import given, settings, strategies as st
+from trio.testing import MockClock
+
+from pidurable.harness._open import open_harness
+from pidurable.session._seams import InlineBlocking, TrioClock
+from pidurable.storage import RECORDS, MemoryStorage, RecordKind, Storage
+from pidurable.tasks import _gc
+from pidurable.tasks._gc_report import GcReport
+
+MONTH = timedelta(days=30)
+BEFORE_US = NOW_US - 30 * 24 * 60 * 60 * 1_000_000
+
+
+async def collected(storage: Storage, **options: Any) -> GcReport:
+    """What one collection says, in a harness of its own."""
+    async with open_harness(storage, clock=TrioClock(NOW_US), blocking=InlineBlocking()) as harness:
+        return await harness.gc(older_than=options.pop("older_than", MONTH), **options)
+
+
+def run(fn: Any, *args: Any) -> Any:
+    return trio.run(fn, *args, clock=MockClock(autojump_threshold=0))
+
+
+def planted(made: Planted) -> MemoryStorage:
+    storage = MemoryStorage()
+    made.store(storage)
+    return storage
+
+
+def check_model(made: Planted, before: Any, storage: Storage, report: GcReport) -> None:
+    """Exactly what the model says is gone, and the rest is as it was."""
+    model = expected(made, before_us=BEFORE_US)
+    after = everything(storage)
+    assert {row[0] for row in after[RecordKind.TASK]} == set(made.tasks) - model.tasks
+    assert (report.trees, report.tasks) == (len(model.roots), len(model.tasks))
+    assert report.conversations == len(model.conversations)
+    assert report.documents == len(model.documents)
+    for kind, rows in before.items():
+        columns = RECORDS[kind].columns
+        for row in rows:
+            of = dict(zip(columns, row, strict=True))
+            gone = (
+                of.get("task", of["id"] if kind is RecordKind.TASK else None) in model.tasks
+                or of.get("conversation") in model.conversations
+                or (kind is RecordKind.CONVERSATION and of["id"] in model.conversations)
+                or of.get("document", of.get("id")) in model.documents
+            )
+            if kind is not RecordKind.BLOB:
+                assert (row in after[kind]) == (not gone), (kind, row)
+    texts = " ".join(
+        str(value)
+        for kind, rows in after.items()
+        if kind is not RecordKind.BLOB
+        for row in rows
+        for value in row
+    )
+    assert {row[0] for row in after[RecordKind.BLOB]} == {
+        name for name in made.blobs if name in texts
+    }
+    assert after[RecordKind.REMOVAL] == []
+    keys = {made.tasks[root].key for root in model.roots} - {None}
+    requests = {
+        row.id for row in made.submissions.values() if row.conversation in model.conversations
+    }
+    assert {row[2] for row in after[RecordKind.STUB] if row[0] == "task"} == keys
+    assert {row[3] for row in after[RecordKind.STUB] if row[0] == "submission"} == requests
+    check_owners(storage)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 4, 500]))
+@settings(max_examples=60)
+def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
+    """Whole trees, as the model of them says, in commits of any size; a dry run says the same."""
+    made = plant_random(seed)
+    storage = planted(made)
+    before = everything(storage.reopen())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_gc, "PASS_RECORDS_MAX", records_max)
+        told = run(lambda: collected(storage.reopen(), dry_run=True))
+        assert everything(storage.reopen()) == before
+        report = run(lambda: collected(storage.reopen()))
+
+    check_model(made, before, storage.reopen(), report)
+    for name in ("trees", "tasks", "conversations", "entries", "submissions", "documents"):
+        assert getattr(told, name) == getattr(report, name), name
+    assert (told.blobs, told.bytes, told.kept) == (report.blobs, report.bytes, report.kept)
+    again = run(lambda: collected(storage.reopen()))
+    assert (again.trees, again.documents, again.blobs, again.bytes) == (0, 0, 0, 0)
+    assert again.kept == report.kept
