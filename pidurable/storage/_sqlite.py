@@ -14,6 +14,7 @@ What holds at all times:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -125,6 +126,8 @@ class SqliteStorage(SqliteReads):
         self._vfs = vfs
         self._durability: Durability = durability
         self._power = durability == "power"
+        self._flushing: bool | None = True
+        """Whether the writer's COMMIT waits for the disk; None if setting that failed."""
         self._read_only = read_only
         self._pid = os.getpid()
         self._closed = False
@@ -253,13 +256,19 @@ class SqliteStorage(SqliteReads):
                     self._lock.drop()
 
     def _close_connections(self) -> None:
-        """Close the newest first: the writer is the last one, and may checkpoint."""
+        """Close the newest first: the writer is the last one, and may checkpoint.
+
+        All of them, whatever the first failure was: one left open would keep the store locked.
+        """
+        failed: apsw.Error | None = None
         while self._connections:
             connection = self._connections.pop()
             try:
                 connection.close()
             except apsw.Error as error:
-                raise StorageAccessError(self._store, f"closing failed ({error})") from error
+                failed = failed or error
+        if failed is not None:
+            raise StorageAccessError(self._store, f"closing failed ({failed})") from failed
 
     def _check_usable(self, *, writing: bool) -> None:
         if os.getpid() != self._pid:
@@ -279,11 +288,12 @@ class SqliteStorage(SqliteReads):
         """Run a body in one transaction of the writer. The caller has the write lock."""
         self._check_usable(writing=True)
         writer = self._writer
-        lowered = self._power and not flush
         certain = True
         try:
-            if lowered:
-                writer.execute("pragma synchronous = normal")
+            if writer.in_transaction:
+                # The last one could not be rolled back.
+                writer.execute("rollback")
+            self._set_flushing(flush)
             writer.execute("begin immediate")
             result = body(writer)
             certain = False
@@ -299,9 +309,25 @@ class SqliteStorage(SqliteReads):
                 mapped.problem += self._who_writes()
             raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
         finally:
-            if lowered and not writer.in_transaction:
-                writer.execute("pragma synchronous = full")
+            self._rest()
         return result
+
+    def _set_flushing(self, flush: bool) -> None:
+        """Have COMMIT wait for the disk, or not. Only between transactions."""
+        if self._power and flush is not self._flushing:
+            # Unknown, should it fail: then the next transaction sets it, or is refused.
+            self._flushing = None
+            self._writer.execute(f"pragma synchronous = {'full' if flush else 'normal'}")
+            self._flushing = flush
+
+    def _rest(self) -> None:
+        """Leave the writer at FULL. What cannot be set now is set by the next transaction.
+
+        That one failed must not be told as the result of a transaction that is over.
+        """
+        if not self._writer.in_transaction:
+            with contextlib.suppress(apsw.Error, MemoryError):
+                self._set_flushing(True)
 
     def _roll_back(self) -> bool:
         """Roll back if a transaction is open; tell whether certainly none is any more."""

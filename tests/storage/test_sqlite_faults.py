@@ -59,6 +59,11 @@ class BadFile(apsw.VFSFile):
             self._disk.strike("sync")
         super().xSync(flags)
 
+    def xClose(self) -> None:
+        super().xClose()
+        if self._log:
+            self._disk.strike("close")
+
 
 @pytest.fixture
 def disk() -> Iterator[BadDisk]:
@@ -214,6 +219,43 @@ def test_a_failed_unflushed_batch_leaves_the_writer_at_full(tmp_path: Path) -> N
         storage.apply(batch(storage, entry(1), entry(1), flush=False))
 
     assert storage._writer.execute("pragma synchronous").get == 2
+
+
+def test_a_level_that_cannot_be_set_back_spoils_no_result(tmp_path: Path) -> None:
+    """A batch is told as it went; the next flushed one sets FULL itself, or is refused."""
+    storage = opened(tmp_path / "s")
+    failing = ["pragma synchronous = full"]
+
+    def trace(_: Any, statement: str, bindings: Any) -> bool:
+        if statement in failing:
+            raise apsw.IOError("broken")
+        return True
+
+    storage._writer.exec_trace = trace
+    storage.apply(batch(storage, conversation(1), flush=False))
+    with pytest.raises(StorageRefusedError):
+        storage.apply(batch(storage, conversation(2), seq=2))
+    failing.clear()
+    storage.apply(batch(storage, conversation(2), seq=2))
+
+    assert storage._writer.execute("pragma synchronous").get == 2
+    assert ids(storage.conversations_by_owner(None)) == [1, 2]
+    storage.close()
+
+
+def test_a_close_that_fails_closes_every_handle(tmp_path: Path, disk: BadDisk) -> None:
+    """The first failure is raised when no handle is left that would keep the store locked."""
+    storage = opened(tmp_path / "s", vfs=disk.name)
+    storage.apply(batch(storage, conversation(1)))
+    handles = list(storage._connections)
+    disk.bad["close"] = lambda: apsw.IOError("broken")
+
+    with pytest.raises(StorageAccessError, match="closing failed"):
+        storage.close()
+
+    for handle in handles:
+        with pytest.raises(apsw.ConnectionClosedError):
+            handle.execute("select 1")
 
 
 def test_a_busy_store_refuses_the_batch(tmp_path: Path) -> None:
