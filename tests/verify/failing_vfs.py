@@ -1,0 +1,196 @@
+"""A file layer on which chosen calls fail, as a disk that is full or broken makes them fail.
+
+Every call that SQLite makes of its files is counted by method, in the order in which it is made. A
+`Strike` fails the calls of one method from the k-th on, once or until `repair`, with one of the
+codes that this method can return. What SQLite does without its file layer (shared memory between
+processes, which it maps by itself) is out of reach here.
+
+A short read is played by answering with no bytes: SQLite is told IOERR_SHORT_READ and sees zeros,
+which is what a file looks like that was cut. apsw hands the exception of a call that failed to
+whoever runs the statement, also where SQLite itself would go on: stricter than a real disk, never
+kinder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import apsw
+import attrs
+
+SHORT_READ = "IOERR_SHORT_READ"
+
+CODES: dict[str, tuple[str, ...]] = {
+    "xOpen": ("CANTOPEN", "IOERR", "READONLY_DIRECTORY"),
+    "xRead": ("IOERR_READ", SHORT_READ),
+    "xWrite": ("FULL", "IOERR_WRITE", "READONLY"),
+    "xTruncate": ("IOERR_TRUNCATE",),
+    "xSync": ("IOERR_FSYNC",),
+    "xFileSize": ("IOERR_FSTAT",),
+    "xLock": ("BUSY", "IOERR_LOCK"),
+    "xUnlock": ("IOERR_UNLOCK",),
+    "xCheckReservedLock": ("IOERR_CHECKRESERVEDLOCK",),
+    "xFileControl": ("IOERR",),
+    "xClose": ("IOERR_CLOSE",),
+    "xDelete": ("IOERR_DELETE",),
+    "xAccess": ("IOERR_ACCESS",),
+    "xFullPathname": ("CANTOPEN",),
+}
+"""By method, the codes that it can return."""
+
+
+@attrs.frozen(kw_only=True)
+class Strike:
+    """One fault: which call fails, how, and whether it goes on."""
+
+    method: str
+    code: str
+    at: int
+    """The number of the call among those of its method, from 1."""
+    lasting: bool
+    """Whether every later call of the method fails too."""
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.code}:{self.at}:{'on' if self.lasting else 'once'}"
+
+    @classmethod
+    def parse(cls, text: str) -> Strike:
+        """The strike that `str` made this text of."""
+        method, code, at, how = text.split(":")
+        return cls(method=method, code=code, at=int(at), lasting=how == "on")
+
+
+_numbers = itertools.count(1)
+
+
+class FailingDisk(apsw.VFS):
+    """The system's file system, registered under a name of its own until `unregister`."""
+
+    def __init__(self) -> None:
+        self.name = f"failing-{next(_numbers)}"
+        super().__init__(self.name, "")
+        self.counts: Counter[str] = Counter()
+        self.strike: Strike | None = None
+        self.struck = 0
+        """How many calls the strike has failed."""
+        self.open_files = 0
+        self.trace: list[str] | None = None
+        """What is called, where somebody wants to look at it."""
+
+    def repair(self) -> None:
+        """Let every call from now on do its work."""
+        self.strike = None
+
+    def meets(self, method: str, what: str = "") -> str | None:
+        """Count a call; return the code that it fails with, or None."""
+        self.counts[method] += 1
+        number = self.counts[method]
+        if self.trace is not None:
+            self.trace.append(f"{method} {number} {what}")
+        strike = self.strike
+        if strike is None or strike.method != method:
+            return None
+        if number == strike.at or (strike.lasting and number > strike.at):
+            self.struck += 1
+            return strike.code
+        return None
+
+    def check(self, method: str, what: str = "") -> None:
+        """Count a call, and raise what it fails with, if it does."""
+        code = self.meets(method, what)
+        if code is not None:
+            raise _error(code)
+
+    def xOpen(self, name: Any, flags: list[int]) -> FailingFile:
+        self.check("xOpen", _name(name))
+        return FailingFile(self, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        self.check("xDelete", filename)
+        super().xDelete(filename, syncdir)
+
+    def xAccess(self, pathname: str, flags: int) -> bool:
+        self.check("xAccess", pathname)
+        return super().xAccess(pathname, flags)
+
+    def xSleep(self, microseconds: int) -> int:
+        # Who waits for a lock waits in no time: the busy timeout passes at once.
+        return microseconds
+
+    def xFullPathname(self, name: str) -> str:
+        self.check("xFullPathname", name)
+        return super().xFullPathname(name)
+
+
+class FailingFile(apsw.VFSFile):
+    """One open file of a failing disk."""
+
+    def __init__(self, disk: FailingDisk, name: Any, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self._disk = disk
+        self._name = _name(name)[-8:]
+        self._read_only = bool(flags[0] & apsw.SQLITE_OPEN_READONLY)
+        disk.open_files += 1
+
+    def xRead(self, amount: int, offset: int) -> bytes:
+        code = self._disk.meets("xRead", self._name)
+        if code == SHORT_READ:
+            return b""
+        if code is not None:
+            raise _error(code)
+        return super().xRead(amount, offset)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self._disk.check("xWrite", self._name)
+        super().xWrite(data, offset)
+
+    def xTruncate(self, size: int) -> None:
+        self._disk.check("xTruncate", self._name)
+        super().xTruncate(size)
+
+    def xSync(self, flags: int) -> None:
+        self._disk.check("xSync", self._name)
+        super().xSync(flags)
+
+    def xFileSize(self) -> int:
+        self._disk.check("xFileSize", self._name)
+        return super().xFileSize()
+
+    def xLock(self, level: int) -> None:
+        self._disk.check("xLock", self._name)
+        try:
+            super().xLock(level)
+        except apsw.IOError:
+            if not self._read_only:
+                raise
+            # The last connection to close tries to lock the file for a checkpoint, which the
+            # system refuses for a handle that only reads. SQLite takes no notice; apsw would.
+            raise apsw.BusyError from None
+
+    def xUnlock(self, level: int) -> None:
+        self._disk.check("xUnlock", self._name)
+        super().xUnlock(level)
+
+    def xCheckReservedLock(self) -> bool:
+        self._disk.check("xCheckReservedLock", self._name)
+        return super().xCheckReservedLock()
+
+    def xFileControl(self, op: int, pointer: int) -> bool:
+        self._disk.check("xFileControl", f"{self._name} {op}")
+        return super().xFileControl(op, pointer)
+
+    def xClose(self) -> None:
+        # Closed all the same, as close(2) does: else the file would stay open for ever.
+        super().xClose()
+        self._disk.open_files -= 1
+        self._disk.check("xClose", self._name)
+
+
+def _name(name: Any) -> str:
+    return name.filename() if isinstance(name, apsw.URIFilename) else str(name)
+
+
+def _error(code: str) -> BaseException:
+    return apsw.exception_for(getattr(apsw, f"SQLITE_{code}"))
