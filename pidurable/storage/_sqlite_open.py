@@ -401,10 +401,11 @@ def create_file(store: str) -> None:
 def create_schema(connection: apsw.Connection, *, uuid: str | None, created_us: int | None) -> None:
     """Store the schema and the first row, in one transaction; leave a finished store as it is."""
     text = resources.files("pidurable.storage").joinpath(f"schema_v{SCHEMA}.sql").read_text("utf-8")
-    # Counts only before the first table is there: then what retention frees can be given back.
-    connection.execute("pragma auto_vacuum = incremental")
-    connection.execute("begin exclusive")
+    connection.execute("begin")
     try:
+        # Counts only before the first page is there: then what retention frees can be given back.
+        # It is the first write, and so it takes the lock; alone it would leave an empty database.
+        connection.execute("pragma auto_vacuum = incremental")
         if connection.execute("select count(*) from sqlite_schema").get == 0:
             connection.execute(text)
             connection.execute(

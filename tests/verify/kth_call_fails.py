@@ -39,6 +39,9 @@ from pidurable.errors import PidurableError, StorageAccessError, StorageRefusedE
 from pidurable.storage import Batch, Storage
 from pidurable.testing._forwarding import ForwardingStorage
 
+CREATION_WRITES = 60
+"""The first writes of the first scene: they make the schema."""
+
 RARE = (
     "refused",
     "poisoned",
@@ -222,10 +225,10 @@ def first_difference(expected: Any, found: Any, path: str = "$") -> str:
     return f"{path}: expected {expected!r:.300}, found {found!r:.300}"
 
 
-def series() -> Iterator[tuple[str, str, bool]]:
+def series(methods: Sequence[str] = ()) -> Iterator[tuple[str, str, bool]]:
     """Every way for calls to fail: method, code, whether it lasts."""
-    for method, codes in CODES.items():
-        for code in codes:
+    for method in methods or CODES:
+        for code in CODES[method]:
             yield method, code, False
             yield method, code, True
 
@@ -238,6 +241,8 @@ def play_scene(
     share: float,
     draw: random.Random,
     planted: Callable[[Storage], Storage] = honest,
+    methods: Sequence[str] = (),
+    calls_max: int = sys.maxsize,
 ) -> None:
     """Play a scene with every call failing in turn, or with a share of them drawn."""
     made = prepared(scene, folder)
@@ -245,9 +250,9 @@ def play_scene(
     if healthy.errors:
         report.differences.append(f"{scene.name} on a healthy disk: {dict(healthy.errors)}")
     expected = dump(healthy.path)
-    for method, code, lasting in series():
+    for method, code, lasting in series(methods):
         at = 0
-        while True:
+        while at < calls_max:
             at += 1
             # Beyond the calls of a healthy run every one is tried: there the series ends.
             if at <= disk.counts[method] and draw.random() >= share:
@@ -268,14 +273,18 @@ def run(
     seed: int = 0,
     scenes: Sequence[Scene] = SCENES,
     planted: Callable[[Storage], Storage] = honest,
+    **only: Any,
 ) -> Report:
-    """Play all scenes; `share` of the calls, drawn by the seed, fail."""
+    """Play all scenes; `share` of the calls, drawn by the seed, fail.
+
+    `only` are the `methods` and the `calls_max` of each that are played.
+    """
     report = Report(seed)
     started = time.perf_counter()
     for scene in scenes:
         with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
             draw = random.Random(f"{seed}/{scene.name}")
-            play_scene(report, scene, Path(folder), share=share, draw=draw, planted=planted)
+            play_scene(report, scene, Path(folder), share=share, draw=draw, planted=planted, **only)
     report.seconds = time.perf_counter() - started
     return report
 
