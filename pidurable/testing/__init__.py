@@ -22,6 +22,10 @@ from pidurable.testing._conformance_base import (
     ConformanceCase as ConformanceCase,
     StorageFactory as StorageFactory,
 )
+from pidurable.testing._conformance_suite import (
+    ReopeningFactory as ReopeningFactory,
+    conformance_cases as conformance_cases,
+)
 from pidurable.testing._failpoints import (
     CountPoints as CountPoints,
     Failpoints as Failpoints,
@@ -32,8 +36,4 @@ from pidurable.testing._faulty import (
     FaultyStorage as FaultyStorage,
     Gate as Gate,
     ReopeningStorage as ReopeningStorage,
-)
-from pidurable.testing._storage_conformance import (
-    ReopeningFactory as ReopeningFactory,
-    conformance_cases as conformance_cases,
 )

@@ -75,6 +75,9 @@ def the_same_id_may_be_handed_in_twice(store: Store) -> None:
     found = holder.command_box.take()
     equal(_texts(found), ["1", "2"])
     holder.command_box.forget(found[0].name)
+    outside.command_box.hand_in("same", "3")
+    equal(outside.command_box.find("same"), "taken", "the one that is farthest counts")
+    equal(outside.command_box.withdraw("same"), True, "the one that waits")
     equal(outside.command_box.find("same"), "taken")
 
 
@@ -94,7 +97,8 @@ def what_is_set_aside_waits_no_more(store: Store) -> None:
 def a_command_has_a_size_that_is_allowed(store: Store) -> None:
     """At the limit it is taken; one byte above, it is refused for certain."""
     holder, outside = store.hold(), store.other()
-    raises(StorageRefusedError, outside.command_box.hand_in, "1", "x" * (COMMAND_BYTES_MAX + 1))
+    for large in ("x" * (COMMAND_BYTES_MAX + 1), "é" * (COMMAND_BYTES_MAX // 2) + "xx"):
+        raises(StorageRefusedError, outside.command_box.hand_in, "1", large)
     equal(holder.command_box.take(), [])
     outside.command_box.hand_in("1", "x" * COMMAND_BYTES_MAX)
     equal([len(each.text or "") for each in holder.command_box.take()], [COMMAND_BYTES_MAX])

@@ -95,6 +95,8 @@ def conversations_are_listed_by_owner(store: Store) -> None:
     store.write(*(task(id) for id in range(7, 50)))
     equal(storage.conversation_owners([9, 7, 8, 9, 77]), [8, 9])
     equal(storage.conversation_owners(range(49, 6, -1)), [8, 9])
+    store.write(conversation(6, owner=60))
+    equal(storage.conversation_owners([60, 9]), [9], "what is no task owns nothing")
 
 
 @conformance_case
@@ -217,14 +219,14 @@ def live_tasks_are_those_that_are_not_terminal(store: Store) -> None:
 
 
 @conformance_case
-def ten_thousand_live_tasks_are_walked_with_a_cursor(store: Store) -> None:
+def thousands_of_live_tasks_are_walked_with_a_cursor(store: Store) -> None:
     """Among as many that ended, the live ones come in order and once."""
     storage = store.hold()
-    store.write(*(task(id, status=4 if id % 2 else 0) for id in range(1, 20_001)))
+    store.write(*(task(id, status=4 if id % 2 else 0) for id in range(1, 4_001)))
     found: list[int] = []
-    while page := storage.live_tasks(after=found[-1] if found else 0, limit=3_000):
+    while page := storage.live_tasks(after=found[-1] if found else 0, limit=600):
         found += ids(page)
-    equal(found == list(range(2, 20_001, 2)), True)
+    equal(found == list(range(2, 4_001, 2)), True)
 
 
 @conformance_case
