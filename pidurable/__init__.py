@@ -59,6 +59,10 @@ if TYPE_CHECKING:
         ToolExecutionUpdate as ToolExecutionUpdate,
         TurnStart as TurnStart,
     )
+    from pidurable.harness._move import (
+        export_session as export_session,
+        import_session as import_session,
+    )
     from pidurable.harness._open import Harness as Harness, open_harness as open_harness
     from pidurable.harness._reader import (
         HolderView as HolderView,
@@ -135,6 +139,11 @@ if TYPE_CHECKING:
     from pidurable.session._notes import note_in_place as note_in_place
     from pidurable.session._transcript import ContextMessage as ContextMessage
     from pidurable.session._watch import Frame as Frame, Watch as Watch
+    from pidurable.storage._export import (
+        ExportReport as ExportReport,
+        MoveProgress as MoveProgress,
+    )
+    from pidurable.storage._import import ImportReport as ImportReport
     from pidurable.tasks._committed import CommittedState as CommittedState
     from pidurable.tasks._context import TaskContext as TaskContext
     from pidurable.tasks._definition import (
@@ -203,6 +212,10 @@ _HOMES = {
         "ToolExecutionStart",
         "ToolExecutionUpdate",
         "TurnStart",
+    ),
+    "pidurable.harness._move": (
+        "export_session",
+        "import_session",
     ),
     "pidurable.harness._open": (
         "Harness",
@@ -292,6 +305,11 @@ _HOMES = {
         "Frame",
         "Watch",
     ),
+    "pidurable.storage._export": (
+        "ExportReport",
+        "MoveProgress",
+    ),
+    "pidurable.storage._import": ("ImportReport",),
     "pidurable.tasks._committed": ("CommittedState",),
     "pidurable.tasks._context": ("TaskContext",),
     "pidurable.tasks._definition": (

@@ -12,6 +12,7 @@
     │   │   └── UnknownTaskError                 a task does not exist
     │   ├── UnknownDefinitionError (LookupError) a task kind is not installed
     │   ├── RequestIdConflictError (ValueError)  a request id was used for other content
+    │   ├── PathTakenError (FileExistsError)     there is something where a new file was to be
     │   ├── WaitCycleError (ValueError)          a wait could never end
     │   ├── OwnerEndedError, TaskEndedError, InvocationEndedError
     │   ├── NestedCommitError, TransactionClosedError
@@ -30,6 +31,7 @@
     │   └── SessionPoisonedError, HolderLostError, SessionClosedError
     ├── call an operator
     │   ├── StorageCorruptError, StorageTooNewError, NotAStoreError, StorageAccessError
+    │   ├── ExportFileError (ValueError)         an export is damaged, or cannot be written
     │   └── DocumentTooNewError, MigrationError
     └── report a bug
         └── InternalError
@@ -54,6 +56,7 @@ __all__ = [
     "DefinitionError",
     "DocumentTooLargeError",
     "DocumentTooNewError",
+    "ExportFileError",
     "ExtensionError",
     "HolderLostError",
     "InternalError",
@@ -71,6 +74,7 @@ __all__ = [
     "OutcomeUnknownError",
     "OwnedTooDeepError",
     "OwnerEndedError",
+    "PathTakenError",
     "PidurableError",
     "RequestIdConflictError",
     "ResultUnreadableError",
@@ -251,6 +255,17 @@ class RequestIdConflictError(PidurableError, ValueError):
             f"request id {self.request_id!r} already names submission {self.submission} with other "
             "content. Send new content under a new request id."
         )
+
+
+@attrs.define(eq=False)
+class PathTakenError(PidurableError, FileExistsError):
+    """There is something at a path where a new file was to be made. It was not touched."""
+
+    path: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path} exists already: {self.remedy}"
 
 
 @attrs.define(eq=False)
@@ -647,6 +662,25 @@ class StorageAccessError(PidurableError, OSError):
 
     def __str__(self) -> str:
         return f"{self.store} cannot be opened: {self.problem}"
+
+
+@attrs.define(eq=False)
+class ExportFileError(PidurableError, ValueError):
+    """An export cannot be written, or is damaged and cannot be imported. Nothing was left of it."""
+
+    file: str
+    problem: str
+    line: int | None = None
+    """From 1; None where it is no matter of one line."""
+    path: str = ""
+    """The place in the JSON of the line."""
+    value: str = ""
+
+    def __str__(self) -> str:
+        line = f", line {self.line}" if self.line is not None else ""
+        path = f", {self.path}" if self.path else ""
+        seen = f", got {self.value}" if self.value else ""
+        return f"{self.file}{line}{path}: {self.problem}{seen}. Nothing was left behind."
 
 
 @attrs.define(eq=False)

@@ -27,5 +27,6 @@ from pidurable.storage._contract import (
     TaskRow as TaskRow,
     TaskStateRow as TaskStateRow,
 )
+from pidurable.storage._import import MakesStorage as MakesStorage
 from pidurable.storage._memory import MemoryStorage as MemoryStorage
 from pidurable.storage._sqlite import SqliteStorage as SqliteStorage

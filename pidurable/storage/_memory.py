@@ -206,6 +206,12 @@ class MemoryStorage:
             )
         return [row for _, row in rows[first : first + max(0, limit)]]
 
+    def everything(self) -> tuple[Head, dict[RecordKind, list[tuple[Any, ...]]]]:
+        """The head and every record of one moment, by kind and in the order of their keys."""
+        with self._data.mutex:
+            records = {kind: self.scan(kind, limit=LAST_ID) for kind in RecordKind}
+            return self.head(), records
+
     def command(self, id: str) -> CommandRow | None:
         with self._data.mutex:
             return self._use().commands.get(id)

@@ -239,6 +239,11 @@ class SqliteStorage(SqliteReads):
         """Commands from outside: they lie beside the store, in a folder."""
         return self._box
 
+    @property
+    def vfs(self) -> str | None:
+        """The SQLite VFS that it was opened with."""
+        return self._vfs
+
     def close(self) -> None:
         """Close all handles; the last one moves the log into the file. Idempotent."""
         if os.getpid() != self._pid:

@@ -36,6 +36,11 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     ],
     "DocumentTooLargeError": [errors.DocumentTooLargeError("shop.stock", 5_000_000, 4_194_304)],
     "DocumentTooNewError": [errors.DocumentTooNewError("shop.stock", 3, 2)],
+    "ExportFileError": [
+        errors.ExportFileError("shop.jsonl", "it cannot be written (No space left on device)"),
+        errors.ExportFileError("shop.jsonl", "there is no task 9 in this file", 41, "$.task"),
+        errors.ExportFileError("shop.jsonl", "expected an integer", 41, "$.seq", "'7'"),
+    ],
     "ExtensionError": [
         errors.ExtensionError("shop", "the task kind 'shop.payment' is installed already"),
         errors.ExtensionError("shop", "tasks holds the class Payment", "Give an instance."),
@@ -71,6 +76,9 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     ],
     "OwnedTooDeepError": [errors.OwnedTooDeepError(32)],
     "OwnerEndedError": [errors.OwnerEndedError(7, "being aborted")],
+    "PathTakenError": [
+        errors.PathTakenError("shop.sqlite", "name another path; a store is never overwritten"),
+    ],
     "RequestIdConflictError": [],
     "ResultUnreadableError": [
         errors.ResultUnreadableError(7, "$.cents: expected int, got '5'", {"cents": "5"})
