@@ -90,6 +90,7 @@ def build_app(host: Host, version: str) -> App:
     _add_run(app, host)
     _add_resume(app, host)
     _add_demo(app, host)
+    _add_move(app, host)
     task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
     _add_task_list(task, host)
     _add_task_show(task, host)
@@ -220,6 +221,57 @@ def _add_demo(app: App, host: Host) -> None:
         """
         host.out(_explanations(code))
         return Exit.DONE
+
+
+def _add_move(app: App, host: Host) -> None:
+    @app.command
+    def export(
+        file: str,
+        /,
+        *,
+        overwrite: Annotated[bool, Parameter(negative="")] = False,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Write a whole session into a file of JSON lines; works beside a running holder.
+
+        The same session gives the same bytes. The file holds everything that was said in it.
+
+        Args:
+            file: The new file; `-` writes to standard output.
+            overwrite: Replace a file that is there.
+        """
+        from pidurable.cli._move import export_store
+
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(export_store, host, options, file, overwrite=overwrite))
+
+    @app.command(name="import")
+    def import_(
+        file: str,
+        /,
+        *,
+        as_: Annotated[str | None, Parameter(name="--as")] = None,
+        value_mib: int = 16,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Make a store of an export, whole or not at all; runs nothing itself.
+
+        A move goes on under the keys of the original, which must never be worked on again. A copy
+        is another session: unfinished work is done by both, each for itself.
+
+        Args:
+            file: The export; `-` reads it from standard input.
+            as_: `move` or `copy`; must be said.
+            value_mib: Most MiB of one value.
+        """
+        from pidurable.cli._move import import_store
+
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
+        )
 
 
 _TABLES = {

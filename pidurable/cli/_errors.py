@@ -116,6 +116,16 @@ _RULES: tuple[_Rule, ...] = (
         "Wait until its run has ended, or go on with it: `pidurable resume`.",
     ),
     (
+        errors.PathTakenError,
+        Exit.USAGE,
+        "What is there was not touched.",
+    ),
+    (
+        errors.ExportFileError,
+        Exit.FAILED,
+        "Export the session again, or make room; the original is as it was.",
+    ),
+    (
         errors.StorageTooNewError,
         Exit.FAILED,
         "Upgrade pidurable, or name another store with --store. Nothing was changed.",
