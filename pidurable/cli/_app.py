@@ -91,6 +91,7 @@ def build_app(host: Host, version: str) -> App:
     _add_resume(app, host)
     _add_demo(app, host)
     _add_move(app, host)
+    _add_doctor(app, host)
     task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
     _add_task_list(task, host)
     _add_task_show(task, host)
@@ -272,6 +273,28 @@ def _add_move(app: App, host: Host) -> None:
         return _trio(
             functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
         )
+
+
+def _add_doctor(app: App, host: Host) -> None:
+    @app.command
+    def doctor(
+        *,
+        full: Annotated[bool, Parameter(negative="")] = False,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Say what is wrong with the store, and what to do; works beside a running holder.
+
+        Looks and changes nothing, also at a store that is damaged. Exit code 1 if there is
+        anything to act on. With `-o ids` the ids of the blocked tasks are printed.
+
+        Args:
+            full: Also read every record: indexes, references, stored values and blobs.
+        """
+        from pidurable.cli._doctor import show_doctor
+
+        options = _options(host, store=store, output=output)
+        return _trio(functools.partial(show_doctor, host, options, full=full))
 
 
 _TABLES = {

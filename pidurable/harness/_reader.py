@@ -179,6 +179,11 @@ class Reader:
             record=record, state=states[verdict], heartbeat_age=heartbeat_age(record, claim)
         )
 
+    async def removals(self) -> list[int]:
+        """Return the roots of trees whose removal was begun and is not finished."""
+        rows = await self._read("the removals", self._storage.removals)
+        return [row.root for row in rows]
+
     # --- tasks ---------------------------------------------------------------------------
 
     async def task(self, task_id: int) -> TaskRecord:
@@ -270,6 +275,10 @@ class Reader:
             return [task_record(self._storage, row) for row in rows]
 
         return await self._read("the task list", read)
+
+    async def live_rows(self) -> list[TaskRow]:
+        """Return the rows of all live tasks, by id, without what belongs to them."""
+        return await self._read("the live tasks", self._live_rows)
 
     def _live_rows(self) -> list[TaskRow]:
         rows: list[TaskRow] = []

@@ -27,6 +27,7 @@ Snapshot = Callable[[str, str], None]
         [],
         ["run"],
         ["resume"],
+        ["doctor"],
         ["task"],
         ["task", "list"],
         ["task", "abort"],

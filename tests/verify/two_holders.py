@@ -287,7 +287,7 @@ def judge_first(plan: Plan, first: Process, second: Process, woken: int, seen: S
         wrong.append(f"stale calls that were refused: {sorted(refused)}")
     late = [line["at"] - max(woken, taken) for line in first.noted("cancelled")]
     if lost and late:
-        seen.late_ms = max(late) / 1e6
+        seen.late_ms = max(0, *late) / 1e6
         if seen.late_ms > (HEARTBEAT_SECONDS + LATE_SECONDS) * 1e3:
             wrong.append(f"an invocation went on for {seen.late_ms:.0f} ms after it was replaced")
 
