@@ -151,10 +151,19 @@ def migrate(
 
 
 def _keep_copy(store: str, found: int, copy: Callable[[str], None]) -> None:
-    """Write the copy under another name first, so that the final name is always a whole one."""
+    """Write the copy under another name first, so that the final name is always a whole one.
+
+    It has that name for good before the migration begins: a store that was killed has a log
+    already, so nothing that SQLite does later need tell the disk about names in this folder.
+    """
     final = copy_path(store, found)
     partial = f"{final}.part"
     if os.path.lexists(partial):
         os.unlink(partial)
     copy(partial)
     os.replace(partial, final)
+    folder = os.open(os.path.dirname(final) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -215,6 +215,7 @@ class SqliteStorage(SqliteReads):
             self._writer,
             self._store,
             schema,
+            vfs=self._vfs,
             known=_migrate.SCHEMA,
             migrations=_migrate.MIGRATIONS,
         )

@@ -21,6 +21,7 @@ import time
 import uuid as uuid_module
 from collections.abc import Mapping
 from importlib import resources
+from typing import Literal
 from urllib.parse import quote
 
 import apsw
@@ -256,14 +257,26 @@ class _Seen:
     sessions: int
 
 
-def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
-    """Read what a file says it is, without locks or side files where `immutable`."""
-    name = "file:" + quote(store) + ("?immutable=1" if immutable else "?mode=ro")
-    connection = apsw.Connection(
-        name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs
-    )
+def _look(store: str, vfs: str | None, how: Literal["file", "shared", "alone"]) -> _Seen:
+    """Read what a file says it is.
+
+    Args:
+        how: `file`: the main file alone, without locks or side files. `shared`: with its log, as
+            any reader does, which creates the shared memory of the log where it is missing.
+            `alone`: with its log, and nothing is created or written, but nobody may have it open.
+    """
+    writing = how == "alone"
+    flags = apsw.SQLITE_OPEN_READWRITE if writing else apsw.SQLITE_OPEN_READONLY
+    options = {"file": "?immutable=1", "shared": "?mode=ro", "alone": "?mode=rw"}[how]
+    name = "file:" + quote(store) + options
+    connection = apsw.Connection(name, flags=flags | apsw.SQLITE_OPEN_URI, vfs=vfs)
     try:
         connection.set_busy_timeout(OPEN_BUSY_MS)
+        if writing:
+            # In this mode the index of the log is kept on the heap. The log stays as it is.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.execute("pragma locking_mode = exclusive")
+            connection.execute("pragma query_only = on")
         numbers = [
             int(connection.execute(statement).get)
             for statement in (
@@ -283,12 +296,35 @@ def _look(store: str, vfs: str | None, *, immutable: bool) -> _Seen:
     return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2], sessions=sessions)
 
 
+def _has_side_files(store: str) -> bool:
+    return os.path.exists(f"{store}-wal") and os.path.exists(f"{store}-shm")
+
+
+def _look_at_both(store: str, vfs: str | None, seen: _Seen | None = None) -> _Seen:
+    """Look at a file with its log, and create nothing beside it that is not ours.
+
+    Args:
+        seen: What the file alone says, if it says anything.
+    """
+    ours = seen is not None and seen.application_id == APPLICATION_ID
+    if ours or _has_side_files(store):
+        return _look(store, vfs, "shared")
+    try:
+        return _look(store, vfs, "alone")
+    except (apsw.BusyError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.IOError):
+        # Somebody has it open, and so its side files too; or it may not be written to.
+        if seen is not None:
+            return seen
+        return _look(store, vfs, "shared")
+
+
 def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
     """Return the schema of the store at a path; 0 for one whose creation was interrupted.
 
     Looks without taking locks, so that not even a side file is created. A holder that moves its
-    log into the file meanwhile can make such a look fail; only where side files exist already,
-    and so nothing would be created, a locking look decides.
+    log into the file meanwhile can make such a look fail, and so can one that died while it did:
+    then the file alone is neither the old nor the new one, and only with its log it tells what it
+    is. So where a log lies beside it, a look at both decides, which creates nothing either.
 
     Raises:
         NotAStoreError: Not a database, or one of another application.
@@ -298,17 +334,17 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
     journal = os.path.exists(f"{store}-journal")
     try:
         try:
-            seen = _look(store, vfs, immutable=True)
-        except (apsw.CorruptError, apsw.NotADBError):
+            seen = _look(store, vfs, "file")
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError):
             if journal:
                 return 0
-            if not (os.path.exists(f"{store}-wal") and os.path.exists(f"{store}-shm")):
+            if not _has_log(store) and not _has_side_files(store):
                 raise
-            seen = _look(store, vfs, immutable=False)
+            seen = _look_at_both(store, vfs)
         else:
-            # The log may hold a newer schema than the file. Only a store of ours is asked again.
-            if seen.application_id == APPLICATION_ID and not journal and _has_log(store):
-                seen = _look(store, vfs, immutable=False)
+            # The log may hold a newer schema than the file, and a better first page.
+            if not journal and _has_log(store):
+                seen = _look_at_both(store, vfs, seen)
     except apsw.NotADBError as error:
         raise NotAStoreError(store, "it is not an SQLite database") from error
     except apsw.SQLError as error:
@@ -425,10 +461,10 @@ def create_schema(connection: apsw.Connection, *, uuid: str | None, created_us: 
         raise
 
 
-def copy_database(connection: apsw.Connection, path: str) -> None:
+def copy_database(connection: apsw.Connection, path: str, *, vfs: str | None = None) -> None:
     """Copy a store through SQLite's backup, into a new file for its owner alone."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    target = apsw.Connection(path)
+    target = apsw.Connection(path, vfs=vfs)
     try:
         with target.backup("main", connection, "main") as backup:
             while not backup.done:
@@ -442,6 +478,7 @@ def migrate_store(
     store: str,
     found: int,
     *,
+    vfs: str | None = None,
     known: int = SCHEMA,
     migrations: Mapping[int, Migration] = MIGRATIONS,
 ) -> None:
@@ -452,5 +489,5 @@ def migrate_store(
         found=found,
         known=known,
         migrations=migrations,
-        copy=lambda path: copy_database(connection, path),
+        copy=lambda path: copy_database(connection, path, vfs=vfs),
     )
