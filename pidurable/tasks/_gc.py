@@ -33,7 +33,7 @@ from pidurable.session._seams import logger
 from pidurable.storage import Op, RemovalRow
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
 from pidurable.tasks._gc_report import GcReport, check_older_than, make_report
-from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents
+from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents, stored_size
 from pidurable.tasks._gc_survey import Survey
 from pidurable.tasks._gc_touched import Touched
 from pidurable.tasks._gc_trees import CHANGED, Group, Tree, TreeWalk, read_awaited, tree_below
@@ -226,6 +226,7 @@ class Collector:
                 tx.writes.append((Op.REMOVAL, RemovalRow(root, now)))
                 if keep:
                     # The sign, also after a crash, that the root is to stay.
+                    tally.bytes += stored_size(self._raw.task_input(root))
                     tx.writes.append((Op.INPUT_DELETE, (root,)))
             tx.removal.marked += roots
             return True

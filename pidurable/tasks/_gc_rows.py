@@ -22,6 +22,8 @@ from pidurable.tasks._gc_trees import PAGE, Group
 
 _CONVERSATION_SCOPE = 1
 _TASK_SCOPE = 2
+PIECE = 50
+"""Most rows of one piece: what is deleted together at least."""
 
 Write = tuple[Op, tuple[Any, ...]]
 
@@ -108,13 +110,13 @@ class Rows:
         storage = self._storage
         yield from self._of_documents(_TASK_SCOPE, id)
         writes: list[Write] = [(Op.INPUT_DELETE, (id,))]
-        size = _size(storage.task_input(id))
+        size = stored_size(storage.task_input(id))
         if root is not None and marked:
             writes.append((Op.REMOVAL_DELETE, (id,)))
         if kept:
             yield Piece(writes, "", 0, size, root=id)
             return
-        size += _size(storage.task_outcome(id))
+        size += stored_size(storage.task_outcome(id))
         writes.append((Op.OUTCOME_DELETE, (id,)))
         writes.append((Op.TASK_DELETE, (id,)))
         if root is not None and root.key is not None:
@@ -126,13 +128,16 @@ class Rows:
     def _of_conversation(self, id: int) -> Iterator[Piece]:
         storage = self._storage
         after = 0
-        while rows := storage.entries(id, after=after, limit=PAGE):
-            size = sum(_size(row.edits) + _size(row.messages) + _size(row.data) for row in rows)
+        while rows := storage.entries(id, after=after, limit=PIECE):
+            size = sum(
+                stored_size(row.edits) + stored_size(row.messages) + stored_size(row.data)
+                for row in rows
+            )
             deletes: list[Write] = [(Op.ENTRY_DELETE, (row.id,)) for row in rows]
             yield Piece(deletes, "entries", len(rows), size)
             after = rows[-1].id
         after = 0
-        while submissions := storage.submissions_of(id, after=after, limit=PAGE):
+        while submissions := storage.submissions_of(id, after=after, limit=PIECE):
             writes: list[Write] = []
             for row in submissions:
                 writes.append((Op.SUBMISSION_DELETE, (row.id,)))
@@ -142,7 +147,7 @@ class Rows:
                         *(row.digest, row.status, self._now_us()),
                     )
                     writes.append((Op.STUB, stub))
-            size = sum(_size(row.content) for row in submissions)
+            size = sum(stored_size(row.content) for row in submissions)
             yield Piece(writes, "submissions", len(submissions), size)
             after = submissions[-1].id
         yield from self._of_documents(_CONVERSATION_SCOPE, id)
@@ -156,14 +161,14 @@ class Rows:
         """A document with its revisions, of which a rewindable one may have many."""
         after = (row.id, 0)
         while True:
-            page = self._storage.scan(RecordKind.REVISION, after=after, limit=PAGE)
+            page = self._storage.scan(RecordKind.REVISION, after=after, limit=PIECE)
             mine = [revision for revision in page if revision[0] == row.id]
             if not mine:
                 break
             after = (row.id, mine[-1][1])
-            size = sum(_size(revision[-1]) for revision in mine)
+            size = sum(stored_size(revision[-1]) for revision in mine)
             yield Piece([(Op.REVISIONS_DELETE, (row.id, after[1] + 1))], "", 0, size)
-            if len(mine) < len(page) or len(page) < PAGE:
+            if len(mine) < len(page) or len(page) < PIECE:
                 break
         address = Address(row.name, row.scope, row.scope_id, row.key)
         deletes: list[Write] = [(Op.DOCUMENT_DELETE, (row.id,))]
@@ -186,7 +191,8 @@ def retired_documents(storage: Storage) -> Iterator[DocumentRow | None]:
         after = (rows[-1][0],)
 
 
-def _size(text: str | None) -> int:
+def stored_size(text: str | None) -> int:
+    """The bytes of a value as it is stored."""
     if text is None:
         return 0
     return len(text) if text.isascii() else len(text.encode())

@@ -78,7 +78,7 @@ class Planted:
         id = self.id()
         live = ended_us is None
         values: tuple[Any, ...] = (
-            *(id, conversation, "planted", 1, owner, key, int(background), None, None, OLD_US),
+            *(id, conversation, "gc.planted", 1, owner, key, int(background), None, None, OLD_US),
             *(int(Status.WAITING if live else Status.TERMINAL), OLD_US, ended_us),
             # Blocked, so that nothing wakes it whatever it waits for.
             *(None, None, 1, 0, 0, OLD_US, None, "missing_definition" if live else None),
@@ -230,8 +230,8 @@ class Expected:
     documents: frozenset[int]
 
 
-def expected(made: Planted, *, before_us: int) -> Expected:
-    """The greatest set of trees of which none is needed by anything outside of it."""
+def members_of(made: Planted) -> dict[int, set[int]]:
+    """The tasks and conversations of each tree, by its root."""
     root_of: dict[int, int] = {}
     for id in sorted([*made.tasks, *made.conversations]):
         if id in made.tasks:
@@ -245,6 +245,13 @@ def expected(made: Planted, *, before_us: int) -> Expected:
     members: dict[int, set[int]] = defaultdict(set)
     for id, root in root_of.items():
         members[root].add(id)
+    return members
+
+
+def expected(made: Planted, *, before_us: int) -> Expected:
+    """The greatest set of trees of which none is needed by anything outside of it."""
+    members = members_of(made)
+    root_of = {id: root for root, ids in members.items() for id in ids}
     going = {root for root in members if _may_go(made, members[root], before_us)}
     while True:
         stay = set()

@@ -13,16 +13,19 @@ from gc_stores import (
     check_owners,
     everything,
     expected,
+    members_of,
     plant_random,
 )
 from hypothesis import given, settings, strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.errors import SessionPoisonedError
 from pidurable.harness._open import open_harness
 from pidurable.session._seams import InlineBlocking, TrioClock
 from pidurable.storage import RECORDS, MemoryStorage, RecordKind, Storage
 from pidurable.tasks import _gc
 from pidurable.tasks._gc_report import GcReport
+from pidurable.testing import Fault, FaultyStorage
 
 MONTH = timedelta(days=30)
 BEFORE_US = NOW_US - 30 * 24 * 60 * 60 * 1_000_000
@@ -85,7 +88,7 @@ def check_model(made: Planted, before: Any, storage: Storage, report: GcReport) 
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 500]))
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
     """Whole trees, as the model of them says, in commits of any size; a dry run says the same."""
     made = plant_random(seed)
@@ -104,3 +107,85 @@ def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
     again = run(lambda: collected(storage.reopen()))
     assert (again.trees, again.documents, again.blobs, again.bytes) == (0, 0, 0, 0)
     assert again.kept == report.kept
+
+
+async def opened_until_quiet(storage: Storage) -> None:
+    """A holder that does nothing but what an opening does by itself."""
+    async with open_harness(storage, clock=TrioClock(NOW_US), blocking=InlineBlocking()):
+        await wait_all_tasks_blocked()
+
+
+def check_whole(made: Planted, storage: Storage) -> None:
+    """Of each tree everything is there, or nothing is."""
+    members = members_of(made)
+    there = {
+        row[0]
+        for kind in (RecordKind.TASK, RecordKind.CONVERSATION)
+        for row in storage.scan(kind, limit=100_000)
+    }
+    for root, ids in members.items():
+        assert ids <= there or not ids & there, root
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 500]))
+@settings(max_examples=10)
+def test_a_crash_after_any_commit_leaves_no_half_of_a_tree(seed: int, records_max: int) -> None:
+    """At each commit every record has its owners; what was begun is finished by the opening."""
+    made = plant_random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_gc, "PASS_RECORDS_MAX", records_max)
+        patch.setattr(_gc, "_RECORDS_MIN", 1)
+        for commit in range(1, 200):
+            storage = planted(made)
+            before = everything(storage.reopen())
+            faulty = FaultyStorage(storage.reopen())
+            faulty.add(Fault.call(faulty.freeze, at=commit, after=True))
+            try:
+                report = run(lambda faulty=faulty: collected(faulty))
+            except SessionPoisonedError:
+                check_owners(storage.reopen())
+            else:
+                check_model(made, before, storage.reopen(), report)
+                break
+            run(lambda storage=storage: opened_until_quiet(storage.reopen()))
+            assert storage.reopen().removals() == []
+            check_whole(made, storage.reopen())
+            check_owners(storage.reopen())
+            run(lambda storage=storage: collected(storage.reopen()))
+            expect = expected(made, before_us=BEFORE_US)
+            assert {row[0] for row in storage.reopen().scan(RecordKind.TASK, limit=100_000)} == (
+                set(made.tasks) - expect.tasks
+            )
+            check_owners(storage.reopen())
+        else:
+            pytest.fail("it never came to an end")
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 500]))
+@settings(max_examples=10)
+def test_the_outcomes_of_the_roots_can_be_kept(seed: int, records_max: int) -> None:
+    """With `keep_outcomes` everything below goes, roots stay with their outcomes, and go later."""
+    made = plant_random(seed)
+    storage = planted(made)
+    before = everything(storage.reopen())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_gc, "PASS_RECORDS_MAX", records_max)
+        told = run(lambda: collected(storage.reopen(), keep_outcomes=True, dry_run=True))
+        report = run(lambda: collected(storage.reopen(), keep_outcomes=True))
+        model = expected(made, before_us=BEFORE_US)
+        after = everything(storage.reopen())
+        gone = model.tasks - model.roots
+        assert {row[0] for row in after[RecordKind.TASK]} == set(made.tasks) - gone
+        for kind in (RecordKind.TASK, RecordKind.OUTCOME):
+            assert after[kind] == [row for row in before[kind] if row[0] not in gone]
+        assert {row[0] for row in after[RecordKind.INPUT]} == set(made.tasks) - model.tasks
+        assert [row for row in after[RecordKind.STUB] if row[0] == "task"] == []
+        assert (report.trees, report.tasks) == (len(model.roots), len(gone))
+        assert (told.trees, told.tasks, told.bytes, told.blobs, told.kept) == (
+            *(report.trees, report.tasks, report.bytes, report.blobs, report.kept),
+        )
+        again = run(lambda: collected(storage.reopen(), keep_outcomes=True))
+        assert (again.trees, again.tasks, again.bytes) == (0, 0, 0)
+        last = run(lambda: collected(storage.reopen()))
+        assert last.trees == len(model.roots)
+    check_owners(storage.reopen())
