@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from pidurable.agent._provider_ai import AiProvider as AiProvider
     from pidurable.agent._services import AgentChange as AgentChange
+    from pidurable.harness._client import Client as Client, open_client as open_client
     from pidurable.harness._conversation import Conversation as Conversation
     from pidurable.harness._events import (
         EntryAdded as EntryAdded,
@@ -195,6 +196,7 @@ _HOMES = {
     ),
     "pidurable.agent._provider_ai": ("AiProvider",),
     "pidurable.agent._services": ("AgentChange",),
+    "pidurable.harness._client": ("Client", "open_client"),
     "pidurable.harness._conversation": ("Conversation",),
     "pidurable.harness._events": (
         "EntryAdded",

@@ -22,7 +22,8 @@
     ├── expected, decide
     │   ├── UnansweredError, OutcomeUnknownError, AbortRequestedError
     │   ├── ConversationBusyError, ConversationFullError, SignalRefusedError
-    │   └── ResultUnreadableError, ModelError
+    │   ├── ResultUnreadableError, ModelError
+    │   └── CommandFailedError                   a command from outside was refused
     ├── try again, or wait
     │   ├── WaitTimeoutError (trio.TooSlowError)
     │   ├── StorageRefusedError, StorageHeldError
@@ -50,6 +51,7 @@ import trio
 
 __all__ = [
     "AbortRequestedError",
+    "CommandFailedError",
     "CommitBodyTimeoutError",
     "ConversationBusyError",
     "ConversationFullError",
@@ -245,15 +247,21 @@ class UnknownDefinitionError(PidurableError, LookupError):
 
 @attrs.define(eq=False)
 class RequestIdConflictError(PidurableError, ValueError):
-    """The request id was already used on this conversation for other content."""
+    """The request id, or the key of a command, was already used for other content."""
 
     request_id: str
     submission: int
+    """0 where it is the key of a command."""
+    named: str = ""
+    """What has the key, where that is no submission."""
 
     def __str__(self) -> str:
+        what, named = "request id", f"submission {self.submission}"
+        if self.named:
+            what, named = "key", self.named
         return (
-            f"request id {self.request_id!r} already names submission {self.submission} with other "
-            "content. Send new content under a new request id."
+            f"{what} {self.request_id!r} already names {named} with other "
+            f"content. Send new content under a new {what}."
         )
 
 
@@ -495,6 +503,19 @@ class SignalRefusedError(PidurableError):
 
 
 @attrs.define(eq=False)
+class CommandFailedError(PidurableError):
+    """The holder refused a command, for a reason that has no class of its own here."""
+
+    key: str
+    error: str
+    """The name of its class over there."""
+    problem: str
+
+    def __str__(self) -> str:
+        return f"command {self.key!r} was refused with {self.error}: {self.problem}"
+
+
+@attrs.define(eq=False)
 class ResultUnreadableError(PidurableError):
     """A stored result cannot be read by today's class. Its JSON is on `.json`."""
 
@@ -527,9 +548,13 @@ class WaitTimeoutError(PidurableError, trio.TooSlowError):
 
     what: str
     timeout: float  # seconds
+    hint: str = ""
+    key: str = ""
+    """Of the command that was not answered: under it one can wait again, or withdraw it."""
 
     def __str__(self) -> str:
-        return f"{self.what} had not happened after {self.timeout:g} s"
+        tail = f". {self.hint}" if self.hint else ""
+        return f"{self.what} had not happened after {self.timeout:g} s{tail}"
 
 
 @attrs.define(eq=False)

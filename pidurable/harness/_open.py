@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar, cast, final
 import trio
 
 from pidurable.agent._awaited_submissions import AwaitedSubmissions
-from pidurable.agent._documents import UsageDocument, address_of
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
 from pidurable.agent._progress import Progress
@@ -26,13 +25,15 @@ from pidurable.errors import (
     UnknownTaskError,
     show,
 )
+from pidurable.harness._command_kinds import ROOT_KEY, lifted
+from pidurable.harness._commands import Commands
 from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
+from pidurable.harness._usage import total_usage
 from pidurable.records._checks import check_name, is_id
-from pidurable.records._codec import decode_usage
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
@@ -59,7 +60,6 @@ DocT = TypeVar("DocT")
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
 
-_ROOT_KEY = "root"
 _DRAIN_LOOK_SECONDS = 0.02
 
 
@@ -67,7 +67,9 @@ _DRAIN_LOOK_SECONDS = 0.02
 class Harness:
     """An open session with its scheduler. Obtained from `open_harness`."""
 
-    def __init__(self, runtime: Runtime, services: AgentServices, registry: Registry) -> None:
+    def __init__(
+        self, runtime: Runtime, services: AgentServices, registry: Registry, *, starts: bool
+    ) -> None:
         self._runtime = runtime
         self.session: Session = runtime.session
         self.registry = registry
@@ -77,6 +79,7 @@ class Harness:
         """By submission, whoever waits for it to change."""
         self._closed = False
         self._collector = Collector(runtime)
+        self._commands = Commands(harness=self, starts=starts)
 
     # --- conversations -------------------------------------------------------------------
 
@@ -86,13 +89,13 @@ class Harness:
         Args:
             agent: Its agent; counts only when this call creates the root.
         """
-        row = self.session.storage.conversation_by_key(None, _ROOT_KEY)
+        row = self.session.storage.conversation_by_key(None, ROOT_KEY)
         if row is not None:
             await trio.lowlevel.checkpoint()
             return Conversation(self, row.id)
 
         def body(tx: TreeTransaction) -> int:
-            id = tx.create_conversation(key=_ROOT_KEY)
+            id = tx.create_conversation(key=ROOT_KEY)
             if agent is not None and any(made.id == id for made in tx.conversations):
                 change_agent(tx, id, agent)
             return id
@@ -272,7 +275,7 @@ class Harness:
             UnknownTaskError: This session has no such task.
             InvalidArgumentError: A restart interrupted a task above it; resume that one.
         """
-        return await self._lift(task_id, lambda tx: tx.retry_task(task_id))
+        return await self._lift(task_id, lambda tx: tx.retry_task)
 
     async def resume_task(self, task_id: int) -> bool:
         """Let a task go on that a restart interrupted, with everything below it.
@@ -291,22 +294,29 @@ class Harness:
             UnknownTaskError: This session has no such task.
             InvalidArgumentError: It is below another interrupted task; resume that one.
         """
-        return await self._lift(task_id, lambda tx: tx.resume_task(task_id))
+        return await self._lift(task_id, lambda tx: tx.resume_task)
 
-    async def _lift(self, task_id: int, body: Callable[[TreeTransaction], None]) -> bool:
+    async def _lift(
+        self, task_id: int, lift: Callable[[TreeTransaction], Callable[[int], None]]
+    ) -> bool:
         """Run what lifts a block, and tell whether it did."""
+        return await self._runtime.commit(lambda tx: lifted(tx, task_id, lift(tx)))
 
-        if not is_id(task_id):
-            raise UnknownTaskError(show(task_id))
+    async def apply_commands(self) -> int:
+        """Apply what other processes have handed in, now and not at the next look.
 
-        def lift(tx: TreeTransaction) -> bool:
-            before = tx.view.task(task_id)
-            blocked = before is not None and before.live and before.blocked is not None
-            body(tx)
-            after = tx.view.task(task_id)
-            return blocked and after is not None and after.blocked is None
+        A harness looks by itself: when it is opened, and then every `commands_seconds` (a setting).
+        Only under a virtual clock that nobody shares it looks at opening alone.
 
-        return await self._runtime.commit(lift)
+        Returns:
+            How many commands have got an answer.
+
+        Raises:
+            StorageRefusedError, StorageAccessError: They could not be read, or their answers could
+                not be stored. They wait for the next look.
+            SessionPoisonedError: The storage failed; what waits is applied when it is reopened.
+        """
+        return await self._commands.apply_waiting()
 
     # --- looking -------------------------------------------------------------------------
 
@@ -520,27 +530,7 @@ class Harness:
 
     async def usage(self) -> dict[str, Usage]:
         """Tokens and cost by model, of all conversations."""
-        totals: dict[str, Usage] = {}
-        storage = self.session.storage
-
-        def read() -> list[int]:
-            found: list[int] = []
-            owners: list[int | None] = [None]
-            while owners:
-                owner = owners.pop()
-                after = 0
-                while rows := storage.conversations_by_owner(owner, after=after):
-                    after = rows[-1].id
-                    found += [row.id for row in rows]
-                    for row in rows:
-                        owners += _task_ids(storage, row.id)
-            return found
-
-        for id in await self.session.blocking.run(read):
-            stored = self.session.doc_value(address_of(UsageDocument, id))
-            for name, value in (stored or {}).get("models", {}).items():
-                totals[name] = totals.get(name, Usage()) + decode_usage(value)
-        return totals
+        return await total_usage(self.session)
 
     # --- what waits hang on --------------------------------------------------------------
 
@@ -592,16 +582,6 @@ class Harness:
             for event in waiting:
                 event.set()
         self._waiting.clear()
-
-
-def _task_ids(storage: Storage, conversation_id: int) -> list[int]:
-    """Every task of a conversation: each may own further conversations."""
-    found: list[int] = []
-    while rows := storage.tasks(
-        conversation=conversation_id, after=found[-1] if found else 0, limit=1000
-    ):
-        found += [row.id for row in rows]
-    return found
 
 
 def open_storage(
@@ -668,6 +648,62 @@ async def open_harness(
         NotAStoreError, StorageCorruptError, StorageTooNewError, StorageAccessError: The path
             cannot be opened as a store. Nothing was changed.
     """
+    async with _opened(
+        store,
+        starts=True,
+        registry=registry,
+        models=models,
+        settings=settings,
+        durability=durability,
+        create=create,
+        takeover=takeover,
+        vfs=vfs,
+        clock=clock,
+        blocking=blocking,
+        randomness=randomness,
+        failpoints=failpoints,
+        env=env,
+    ) as harness:
+        yield harness
+
+
+def open_quiet_harness(
+    store: str | os.PathLike[str],
+    *,
+    registry: Registry | None = None,
+    models: Models | None = None,
+    failpoints: Failpoints | None = None,
+) -> AbstractAsyncContextManager[Harness]:
+    """Hold an existing store for a change that is no work.
+
+    Input that other processes have handed in is stored like any command, and waits until somebody
+    opens the store for work.
+    """
+    return _opened(
+        store, starts=False, registry=registry, models=models, create=False, failpoints=failpoints
+    )
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def _opened(
+    store: str | os.PathLike[str] | Storage,
+    *,
+    starts: bool,
+    registry: Registry | None = None,
+    models: Models | None = None,
+    settings: Settings | None = None,
+    durability: Literal["power", "process"] = "power",
+    create: bool = True,
+    takeover: bool = False,
+    vfs: str | None = None,
+    clock: Clock | None = None,
+    blocking: Blocking | None = None,
+    randomness: Randomness | None = None,
+    failpoints: Failpoints | None = None,
+    env: EnvFor | None = None,
+) -> AsyncIterator[Harness]:
+    """`open_harness`, with a say in whether commands from outside may start it."""
     registry = registry if registry is not None else Registry()
     definitions = InstalledNow(registry)
     storage = open_storage(store, create=create, vfs=vfs, durability=durability)
@@ -685,7 +721,7 @@ async def open_harness(
         definitions.add(Generation(services), ToolTask(services))
         settle_by(services)
         AwaitedSubmissions(runtime)
-        harness = Harness(runtime, services, registry)
+        harness = Harness(runtime, services, registry, starts=starts)
         runtime.host = TaskHost(harness, services)
         runtime.session.participants.append(harness)
         made.append((services, services.progress, harness))
@@ -710,6 +746,8 @@ async def open_harness(
                 nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
                 nursery.start_soon(harness._collector.finish)
                 try:
+                    await harness._commands.look()
+                    nursery.start_soon(harness._commands.serve)  # noqa: ASYNC113 - as above
                     yield harness
                 except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
                     error = caught

@@ -8,9 +8,12 @@ import attrs
 import trio
 
 from pidurable.errors import UnansweredError, WaitTimeoutError
+from pidurable.records._codec import Codec
 from pidurable.records._messages import AssistantMessage, TextBlock
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
+from pidurable.session._rows import stored_entry
 from pidurable.session._stubs import unknown_submission
+from pidurable.storage import Storage
 
 if TYPE_CHECKING:
     from pidurable.harness._open import Harness
@@ -95,7 +98,8 @@ class Submission:
                 # Looked at before anything can cancel: with a timeout of 0 too.
                 record = self._record()
                 if record.status in ("done", "unanswered"):
-                    settled = self._settled(record)
+                    session = harness.session
+                    settled = settled_of(record, session.storage, session.codec)
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     return settled
                 await harness.submission_changed(self.id)
@@ -103,23 +107,24 @@ class Submission:
         assert timeout is not None
         raise WaitTimeoutError(f"the answer to submission {self.id}", timeout)
 
-    def _settled(self, record: SubmissionRecord) -> Settled:
-        text = ""
-        if record.answer is not None:
-            row = self._harness.session.storage.entry(record.answer)
-            if row is not None:
-                for message in self._harness.session.entry_of(row).messages:
-                    if isinstance(message, AssistantMessage):
-                        text = "".join(
-                            block.text for block in message.blocks if isinstance(block, TextBlock)
-                        )
-        return Settled(
-            id=record.id,
-            status=record.status,
-            reason=record.reason,
-            detail=record.detail,
-            entry=record.entry,
-            answer=record.answer,
-            run=record.run,
-            answer_text=text,
-        )
+
+def settled_of(record: SubmissionRecord, storage: Storage, codec: Codec) -> Settled:
+    """How a submission that has ended did so, with the text of its answer."""
+    text = ""
+    row = None if record.answer is None else storage.entry(record.answer)
+    if row is not None:
+        for message in stored_entry(row, codec, storage).messages:
+            if isinstance(message, AssistantMessage):
+                text = "".join(
+                    block.text for block in message.blocks if isinstance(block, TextBlock)
+                )
+    return Settled(
+        id=record.id,
+        status=record.status,
+        reason=record.reason,
+        detail=record.detail,
+        entry=record.entry,
+        answer=record.answer,
+        run=record.run,
+        answer_text=text,
+    )

@@ -112,6 +112,8 @@ class Settings:
     """What a fault does where the definition does not say: end the task, or block it, `faulted`."""
     owned_depth_max: int = attrs.field(default=32, validator=_whole(1))
     queued_max: int = attrs.field(default=1_000, validator=_whole(1))
+    commands_seconds: float = attrs.field(default=0.05, validator=_seconds)
+    """Between two looks for commands of other processes."""
     progress_seconds: float = attrs.field(default=0.1, validator=_seconds)
     turns_max: int = attrs.field(default=200, validator=_whole(1))
     request_tries: int = attrs.field(default=5, validator=_whole(0))

@@ -25,6 +25,7 @@ CLASSES = [
 EXAMPLES: dict[str, list[PidurableError]] = {
     "PidurableError": [PidurableError("any of these")],
     "AbortRequestedError": [errors.AbortRequestedError(7, "user")],
+    "CommandFailedError": [errors.CommandFailedError("k", "OSError", "no space left")],
     "CommitBodyTimeoutError": [
         errors.CommitBodyTimeoutError(10.0, "task 7"),
         errors.CommitBodyTimeoutError(0.5),
@@ -79,7 +80,10 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     "PathTakenError": [
         errors.PathTakenError("shop.sqlite", "name another path; a store is never overwritten"),
     ],
-    "RequestIdConflictError": [],
+    "RequestIdConflictError": [
+        errors.RequestIdConflictError("order-1", 7),
+        errors.RequestIdConflictError("order-1", 0, "a command of the kind 'signal'"),
+    ],
     "ResultUnreadableError": [
         errors.ResultUnreadableError(7, "$.cents: expected int, got '5'", {"cents": "5"})
     ],
@@ -104,7 +108,10 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     "UnknownDefinitionError": [],
     "UnknownTaskError": [],
     "WaitCycleError": [],
-    "WaitTimeoutError": [errors.WaitTimeoutError("the outcome of task 7", 2.5)],
+    "WaitTimeoutError": [
+        errors.WaitTimeoutError("the outcome of task 7", 2.5),
+        errors.WaitTimeoutError("the answer to command 'k'", 2.5, "It waits.", "k"),
+    ],
 }
 
 
@@ -168,7 +175,7 @@ def test_an_error_says_its_facts(cls: type[PidurableError], error: PidurableErro
     for_programs = {"kind", "retry_after", "json", "epoch", "current", "cause"}
     for field in attrs.fields(cls) if attrs.has(cls) else ():
         value = getattr(error, field.name)
-        if field.name in for_programs or value in (None, ""):
+        if field.name in for_programs or value in (None, "", 0):
             continue
         shown = f"{value:.1f}" if field.name == "heartbeat_age" else str(value)
         assert shown in text or f"{value:g}" in text if isinstance(value, float) else shown in text

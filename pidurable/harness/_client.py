@@ -1,0 +1,456 @@
+"""The client: handing in commands to whoever holds a session, and reading their answers.
+
+It holds nothing and locks nothing. A command is left in the box beside the store, durable before
+anybody is told so; the holder applies it once by its key and stores the answer, which is read from
+the store here. So a client that is stopped or killed at any point blocks nobody, and what it had
+handed in is done all the same. Without a live holder a command waits for the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, cast, final
+
+import trio
+
+from pidurable.agent._inbox import Content, blocks_of
+from pidurable.errors import (
+    NotFoundError,
+    RequestIdConflictError,
+    StorageRefusedError,
+    WaitTimeoutError,
+    show,
+)
+from pidurable.harness._command_kinds import read_report
+from pidurable.harness._reader import Reader
+from pidurable.harness._submission import Settled, settled_of
+from pidurable.records import _codec
+from pidurable.records._checks import check_name
+from pidurable.records._codec import Codec
+from pidurable.records._commands import Command, encode_command, read_answer
+from pidurable.records._json import VALUE_BYTES_MAX
+from pidurable.records._messages import UserMessage
+from pidurable.records._submissions import WhenBusy
+from pidurable.records._tasks import OutcomeStatus
+from pidurable.session._blobs import with_blobs
+from pidurable.session._seams import Blocking, Clock, SystemClock, SystemRandomness, ThreadBlocking
+from pidurable.storage import CommandBox, CommandPlace, CommandRow, SqliteStorage, Storage
+from pidurable.tasks._gc_report import GcReport, check_older_than
+
+__all__ = ["Client", "open_client"]
+
+T = TypeVar("T")
+
+_LOOK_SECONDS_MIN = 0.01
+_LOOK_SECONDS_MAX = 0.2
+_LOOKS_PER_QUESTION = 5
+"""So often the store is asked for an answer before the box is asked where the command is."""
+
+
+@asynccontextmanager
+async def open_client(
+    store: str | os.PathLike[str], *, blocking: Blocking | None = None, clock: Clock | None = None
+) -> AsyncIterator[Client]:
+    """Open a store to hand in commands, beside the process that holds it.
+
+    Every command has a key and counts once under it, however often it is handed in and whatever
+    dies meanwhile. Works also while nobody holds the store; then commands wait for the next holder.
+
+    Args:
+        store: The path of the store.
+        blocking: Where reads and files are worked on; threads where None.
+        clock: Tells the moment of handing in and the age of the last heartbeat.
+
+    Raises:
+        StorageAccessError: There is no such store, or this user may not read it.
+        NotAStoreError: The path holds something else.
+        StorageCorruptError: It is damaged.
+        StorageTooNewError: A newer version wrote it.
+    """
+    blocking = blocking or ThreadBlocking()
+
+    def open_storage() -> SqliteStorage:
+        return SqliteStorage(store, create=False, read_only=True)
+
+    storage = await blocking.run(open_storage)
+    try:
+        yield Client(storage, blocking=blocking, clock=clock or SystemClock())
+    finally:
+        storage.close()
+
+
+@final
+class Client:
+    """Hands in commands to a session that another process holds. Made by `open_client`.
+
+    Every method waits for the answer and gives back what the call of a harness of the same name
+    gives, or raises the error that the holder met. What they have in common:
+
+    Args:
+        key: The command's own name, 1 to 512 characters; drawn where None. The same key again,
+            from any process, is never applied twice and gives the first answer.
+        timeout: Most seconds to wait for the answer; None waits for ever, 0 only looks once.
+
+    Raises:
+        WaitTimeoutError: Not seen yet, or not answered; the command waits. Its `key` waits again
+            under the same call, or takes the command back: `withdraw`.
+        RequestIdConflictError: The key was used for something else.
+        StorageRefusedError: Certainly not handed in (a full disk, 10,000 commands that wait), or
+            withdrawn by somebody meanwhile.
+        StorageAccessError: The folder of commands cannot be used; the message says why.
+        CommandFailedError: The holder met an error that has no class here.
+    """
+
+    def __init__(self, storage: Storage, *, blocking: Blocking, clock: Clock) -> None:
+        self._storage = with_blobs(storage)
+        self._blocking = blocking
+        self._clock = clock
+        self.reader = Reader(cast("SqliteStorage", storage), blocking=blocking, clock=clock)
+        """For looking at what the commands did."""
+
+    # --- what can be asked for -----------------------------------------------------------
+
+    async def submit(
+        self,
+        content: Content,
+        *,
+        conversation: int | None = None,
+        when_busy: WhenBusy = "follow_up",
+        request_id: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Hand in an input and return the id of its submission; `wait_for_submission` follows it.
+
+        Args:
+            content: Text, or text and image blocks whose bytes the store has.
+            conversation: Where to; None for the root, which is made at first use.
+            when_busy: While a run is active: queue it for the end of the run, `steer` it into the
+                run after the next tool round, or `reject` it.
+            request_id: The sender's own id of this input: sent twice, it is stored once.
+            key, timeout: As for every command.
+
+        Raises:
+            ConversationBusyError, ConversationFullError, NotFoundError: As `Conversation.submit`.
+        """
+        message = UserMessage(blocks=blocks_of(content), at_us=0)
+        (encoded,) = cast("list[dict[str, Any]]", _codec.encode_messages([message]))
+        asked = {
+            "conversation": conversation,
+            "blocks": encoded["blocks"],
+            "when_busy": when_busy,
+            "request_id": request_id,
+        }
+        return cast("int", await self._ask("submit", asked, key, timeout))
+
+    async def signal(
+        self,
+        task_id: int,
+        name: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        """Send a live task a signal. Starts nothing.
+
+        The key counts among the keys of the task's signals too, as that of `Harness.signal`.
+
+        Raises:
+            UnknownTaskError, TaskEndedError, SignalRefusedError: As `Harness.signal`.
+            NotJsonError: The payload is not strict JSON.
+        """
+        await self.signal_tasks([task_id], name, payload, signal_key=key, key=key, timeout=timeout)
+
+    async def signal_tasks(
+        self,
+        task_ids: list[int],
+        name: str,
+        payload: Any = None,
+        *,
+        signal_key: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> None:
+        """Send one signal to each of some live tasks, to all or to none of them.
+
+        Args:
+            task_ids: The tasks.
+            name: What kind of message it is.
+            payload: Strict JSON, at most 256 KiB encoded.
+            signal_key: A task that has had a signal under this key gets none.
+            key, timeout: As for every command.
+
+        Raises:
+            UnknownTaskError, TaskEndedError, SignalRefusedError: As `Harness.signal`.
+            NotJsonError: The payload is not strict JSON.
+        """
+        asked = {
+            "tasks": list(task_ids),
+            "name": name,
+            "payload": payload,
+            "signal_key": signal_key,
+        }
+        await self._ask("signal", asked, key, timeout)
+
+    async def abort_task(
+        self,
+        task_id: int,
+        reason: str = "user",
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> OutcomeStatus | None:
+        """Ask for the abort of a task with all below it; its end comes later.
+
+        Returns:
+            The outcome's status if the task had ended already, and nothing was changed.
+
+        Raises:
+            UnknownTaskError: This session has no such task.
+        """
+        asked = {"tasks": [task_id], "reason": reason}
+        (status,) = await self._ask("abort", asked, key, timeout)
+        return cast("OutcomeStatus | None", status)
+
+    async def retry_task(
+        self,
+        task_id: int,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> bool:
+        """Let a blocked task be looked at again; returns whether it was blocked.
+
+        Raises:
+            UnknownTaskError, InvalidArgumentError: As `Harness.retry_task`.
+        """
+        (lifted,) = await self._ask("retry", {"tasks": [task_id]}, key, timeout)
+        return bool(lifted)
+
+    async def resume_task(
+        self,
+        task_id: int,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> bool:
+        """Let a task go on that a restart interrupted; returns whether it was interrupted.
+
+        Raises:
+            UnknownTaskError, InvalidArgumentError: As `Harness.resume_task`.
+        """
+        (lifted,) = await self._ask("resume", {"tasks": [task_id]}, key, timeout)
+        return bool(lifted)
+
+    async def fork(
+        self,
+        conversation_id: int,
+        at: int | None = None,
+        *,
+        fork_key: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Fork a conversation at an entry of its history and return the new one's id.
+
+        Args:
+            conversation_id: The parent.
+            at: An entry of its history; the newest where None.
+            fork_key: As the key of `Conversation.fork`: a second fork under it is the first one.
+            key, timeout: As for every command.
+
+        Raises:
+            NotFoundError, InvalidArgumentError: As `Conversation.fork`.
+        """
+        asked = {"conversation": conversation_id, "at": at, "fork_key": fork_key}
+        return cast("int", await self._ask("fork", asked, key, timeout))
+
+    async def gc(
+        self,
+        *,
+        older_than: timedelta,
+        keep_outcomes: bool = False,
+        dry_run: bool = False,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> GcReport:
+        """Have ended trees of tasks removed; the answer comes when that is done.
+
+        Args:
+            older_than: How long ago the last task of a tree must have ended.
+            keep_outcomes: The roots stay with their outcomes.
+            dry_run: Only tell what would go.
+            key, timeout: As for every command.
+
+        Raises:
+            InvalidArgumentError: `older_than` is negative, or no timedelta.
+        """
+        asked = {
+            "older_than_us": check_older_than(older_than) // timedelta(microseconds=1),
+            "keep_outcomes": keep_outcomes,
+            "dry_run": dry_run,
+        }
+        return read_report(await self._ask("gc", asked, key, timeout))
+
+    # --- what became of it ---------------------------------------------------------------
+
+    async def withdraw(self, key: str) -> bool:
+        """Take back a command that no holder has begun, for certain.
+
+        Returns:
+            True: it is gone, and will never be applied. False: a holder has it, and has applied it
+            or may do so at any moment; asking again under its key gives the answer.
+
+        Raises:
+            NotFoundError: Nothing waits under this key, and nothing was ever answered.
+        """
+        key = check_name(key, "key")
+        box = self._storage.command_box
+        removed = await self._blocking.run(box.withdraw, key)
+        # In this order: what a holder has forgotten has its answer.
+        place = await self._blocking.run(box.find, key)
+        answer = await self._blocking.run(self._storage.command, key)
+        if place == "taken" or answer is not None:
+            return False
+        if not removed and place is None:
+            raise NotFoundError("command", show(key))
+        return True
+
+    async def wait_for_submission(
+        self,
+        submission_id: int,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Settled:
+        """Wait until a submission is answered, or will not be.
+
+        It is read from the store, so it may also be one that another process handed in.
+
+        Args:
+            submission_id: Any submission of this session.
+            timeout: Most seconds to wait; None waits for ever, 0 only looks.
+
+        Raises:
+            NotFoundError: This session has no such submission.
+            WaitTimeoutError: The time ran out; waiting again is fine.
+        """
+
+        found: Settled | None
+
+        async def settled() -> Settled | None:
+            record = await self.reader.submission(submission_id)
+            if record.status not in ("done", "unanswered"):
+                return None
+            return await self._blocking.run(settled_of, record, self._storage, Codec())
+
+        found = await _looked_for(settled, timeout)
+        if found is None:
+            assert timeout is not None
+            hint = await self._who_holds(
+                "It goes on there.", "It goes on when the store is opened."
+            )
+            raise WaitTimeoutError(f"the answer to submission {submission_id}", timeout, hint)
+        return found
+
+    # --- asking --------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        key: str | None,
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> Any:
+        key = SystemRandomness().uuid() if key is None else check_name(key, "key")
+        head = await self._blocking.run(self._storage.head)
+        command = Command(
+            id=key,
+            kind=kind,
+            content=content,
+            session=head.uuid,
+            at_us=self._clock.now_us(),
+        )
+        text = encode_command(command, bytes_max=VALUE_BYTES_MAX)
+        row = await self._blocking.run(self._hand_in, key, text)
+        looks = 0
+
+        async def answered() -> CommandRow | None:
+            nonlocal looks
+            looks += 1
+            question = looks % _LOOKS_PER_QUESTION == 0
+            return await self._blocking.run(self._look, key, question)
+
+        if row is None:
+            row = await _looked_for(answered, timeout)
+        if row is None:
+            assert timeout is not None
+            raise await self._not_seen(key, timeout)
+        if row.digest != command.digest:
+            raise RequestIdConflictError(key, 0, f"a command of the kind {row.kind!r}")
+        return read_answer(key, row.answer)
+
+    def _hand_in(self, key: str, text: str) -> CommandRow | None:
+        """Hand in a command, unless it waits or has its answer, which is returned."""
+        box: CommandBox = self._storage.command_box
+        place = box.find(key)
+        row = self._storage.command(key)
+        if row is None and place in (None, "set_aside"):
+            box.hand_in(key, text)
+        return row
+
+    def _look(self, key: str, question: bool) -> CommandRow | None:
+        """The answer, if there is one; with a question also whether there can still be one."""
+        row = self._storage.command(key)
+        if row is not None or not question:
+            return row
+        place: CommandPlace | None = self._storage.command_box.find(key)
+        if place in ("waiting", "taken"):
+            return None
+        row = self._storage.command(key)
+        if row is None:
+            problem = (
+                f"command {key!r} was withdrawn by somebody"
+                if place is None
+                else f"command {key!r} cannot be read by the holder, which has set it aside"
+            )
+            raise StorageRefusedError(self._storage.store, problem)
+        return row
+
+    async def _not_seen(self, key: str, seconds: float) -> WaitTimeoutError:
+        place = await self._blocking.run(self._storage.command_box.find, key)
+        seen = (
+            "It was taken up and may be applied at any moment"
+            if place == "taken"
+            else "It was not seen yet, and waits"
+        )
+        hint = await self._who_holds(f"{seen}.", f"{seen} until somebody opens the store.")
+        return WaitTimeoutError(f"the answer to command {key!r}", seconds, hint, key)
+
+    async def _who_holds(self, held: str, free: str) -> str:
+        """Who could act, in words."""
+        holder = await self.reader.holder()
+        if holder is None or holder.state in ("released", "dead"):
+            return f"No process holds {self._storage.store}. {free}"
+        record = holder.record
+        silent = ", which is silent" if holder.state == "silent" else ""
+        return f"Process {record.pid} on {record.host} holds {self._storage.store}{silent}. {held}"
+
+
+async def _looked_for(look: Callable[[], Any], timeout: float | None) -> Any:  # noqa: ASYNC109
+    """Look again and again until something is found; None when the time is up.
+
+    The first look is made whatever the timeout.
+    """
+    until = trio.current_time() + (float("inf") if timeout is None else timeout)
+    pause = _LOOK_SECONDS_MIN
+    while True:
+        found = await look()
+        now = trio.current_time()
+        if found is not None or now >= until:
+            return found
+        await trio.sleep(min(pause, until - now))
+        pause = min(pause * 1.5, _LOOK_SECONDS_MAX)

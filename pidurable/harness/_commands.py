@@ -1,0 +1,324 @@
+"""Applying commands from outside: each once, with its answer in the same commit.
+
+The holder looks into the box of its storage, takes what waits and stages each command in a commit
+of its own, in order of arrival, together with the answer under the command's id. A command whose id
+has an answer is not applied again, which is decided on the line of commits, so it holds whatever
+dies in between and however often a command is handed in. Only then is it forgotten by the box.
+
+A command that is refused has the error for its answer, and nothing else of it is stored. What is no
+command at all is set aside and reported once. Trouble of the storage is nobody's answer: what could
+not be stored is tried again at a later look. The holder never waits for an outsider: it reads whole
+files that were renamed into place, and answers through its own commits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from pidurable.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotJsonError,
+    PidurableError,
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageAccessError,
+    StorageRefusedError,
+    show,
+)
+from pidurable.harness._command_kinds import KINDS, CommandKind, checked_content
+from pidurable.records._commands import Command, decode_command, error_answer, value_answer
+from pidurable.session._seams import VirtualClock, logger
+from pidurable.storage import CommandRow, Op, TakenCommand
+from pidurable.tasks._transaction import TreeTransaction
+
+if TYPE_CHECKING:
+    from pidurable.harness._open import Harness
+
+_TAKEN_AT_ONCE = 1_000
+_AFTER_TROUBLE_SECONDS = 1.0
+_ENDED = (SessionPoisonedError, SessionClosedError)
+_UNKNOWN = CommandKind(fields={})
+_TROUBLE = (*_ENDED, StorageRefusedError, StorageAccessError)
+"""Of the storage: another try may go well, so no command is answered with one of these."""
+
+
+@attrs.define(eq=False)
+class _Taken:
+    """A command that this holder has taken from the box."""
+
+    name: str
+    command: Command
+    done: bool = False
+    """It has an answer that is durable."""
+
+
+@attrs.define(eq=False)
+class Commands:
+    """Applies what other processes hand in to one harness."""
+
+    _harness: Harness = attrs.field(alias="harness")
+    _starts: bool = attrs.field(alias="starts")
+    """Whether new work that is handed in starts the harness; False for a host that only tidies."""
+    _taken: list[_Taken] = attrs.field(init=False, factory=list)
+    """In order of arrival; what is left over could not be stored, or not yet."""
+    _told: set[str] = attrs.field(init=False, factory=set)
+    _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _works: deque[_Taken] = attrs.field(init=False, factory=deque)
+    """What takes many commits, in order of arrival: done beside everything else, one at a time."""
+    _work_came: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    @trio.lowlevel.enable_ki_protection
+    async def serve(self) -> None:
+        """Look for commands for as long as the session is open."""
+        async with trio.open_nursery() as nursery:
+            if self._starts:
+                nursery.start_soon(self._serve_works)
+            await self._serve_looks()
+
+    async def _serve_looks(self) -> None:
+        session = self._harness.session
+        if isinstance(session.clock, VirtualClock) and not session.clock.shared:
+            return  # nobody lives by this clock but us, and looking would keep it from jumping
+        box, pause = session.storage.command_box, session.settings.commands_seconds
+        while session.line.poison is None and not session.closed:
+            await trio.sleep(pause)
+            pause = session.settings.commands_seconds
+            if (self._taken or box.has_news()) and not await self.look():
+                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+
+    async def look(self) -> bool:
+        """Apply what waits; False where the storage is in trouble, which is told once."""
+        try:
+            await self.apply_waiting()
+        except _ENDED:
+            return False
+        except PidurableError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                logger.warning("commands of other processes wait: %s", error)
+            return False
+        self._told.clear()
+        return True
+
+    @trio.lowlevel.enable_ki_protection
+    async def apply_waiting(self) -> int:
+        """Apply all that waits now, and return how many got an answer.
+
+        Raises:
+            StorageRefusedError, StorageAccessError: They could not be taken, or their answers
+                could not be stored. They wait for the next look.
+        """
+        session, count = self._harness.session, 0
+        async with self._turn:
+            while self._taken or session.storage.command_box.has_news():
+                if not self._taken and not await self._take():
+                    break
+                works = [each for each in self._taken if _kind(each).work is not None]
+                if works:
+                    self._works += works
+                    self._taken = [each for each in self._taken if _kind(each).work is None]
+                    self._work_came.set()
+                if self._taken:
+                    count += await self._apply_taken()
+        return count
+
+    async def _take(self) -> bool:
+        """Take more from the box; False where there is nothing."""
+        session = self._harness.session
+        box = session.storage.command_box
+        found = await session.blocking.run(lambda: box.take(limit=_TAKEN_AT_ONCE))
+        bad = []
+        for each in found:
+            command = self._read(each)
+            if command is None:
+                bad.append(each.name)
+            else:
+                self._taken.append(_Taken(each.name, command))
+
+        def set_aside() -> None:
+            for name in bad:
+                box.set_aside(name)
+
+        if bad:
+            await session.blocking.run(set_aside)
+        return bool(found)
+
+    def _read(self, found: TakenCommand) -> Command | None:
+        """The command that was handed in; None where it is none of this session, which is told."""
+        session = self._harness.session
+        try:
+            if found.text is None:
+                raise NotJsonError("$", found.problem)
+            command = decode_command(found.text)
+            if command.session != session.uuid:
+                raise NotJsonError("$.session", "it is another session's", show(command.session))
+        except NotJsonError as error:
+            logger.warning(
+                "%s: %s is no command for this session and was set aside (%s)",
+                session.storage.store,
+                show(found.name),
+                error,
+            )
+            return None
+        return command
+
+    # --- what takes many commits ---------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve_works(self) -> None:
+        while True:
+            while self._works:
+                await self._do_work(self._works[0])
+                self._works.popleft()
+            self._work_came = trio.Event()
+            await self._work_came.wait()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _do_work(self, taken: _Taken) -> None:
+        """Do one, again and again while the storage is in trouble, and store its answer."""
+        session = self._harness.session
+        while session.line.poison is None:
+            try:
+                if session.storage.command(taken.command.id) is None:
+                    await self._work_and_answer(_kind(taken), taken.command)
+                await session.blocking.run(session.storage.command_box.forget, taken.name)
+            except _ENDED:
+                return
+            except PidurableError as error:
+                logger.warning("command %s waits: %s", taken.command.id, error)
+                await trio.sleep(_AFTER_TROUBLE_SECONDS)
+            else:
+                return
+
+    async def _work_and_answer(self, kind: CommandKind, command: Command) -> None:
+        runtime = self._harness._runtime
+        assert kind.work is not None
+        try:
+            fields = checked_content(kind, command.content)
+            answer = value_answer(await kind.work(self._harness, **fields))
+        except _TROUBLE:
+            raise
+        except Exception as error:
+            refused = error
+            await runtime.commit(lambda tx: self._refuse(tx, command, refused))
+        else:
+            await runtime.commit(lambda tx: self._tell(tx, command, answer))
+
+    def _tell(self, tx: TreeTransaction, command: Command, answer: str) -> None:
+        if not self._is_answered(tx, command.id):
+            self._answer(tx, command, answer)
+
+    # --- applying ------------------------------------------------------------------------
+
+    async def _apply_taken(self) -> int:
+        """Apply what was taken, and have the box forget it. Returns how many got an answer."""
+        session, taken = self._harness.session, self._taken
+        trouble: list[Exception] = []
+        place = 0
+        while place < len(taken) and not trouble:
+            end = place + 1
+            if not _kind(taken[place]).reads:
+                while end < len(taken) and not _kind(taken[end]).reads:
+                    end += 1
+            await self._apply_run(taken[place:end], trouble)
+            place = end
+        session.failpoints.hit("command.answered")
+        done = [each for each in taken if each.done]
+        # From here on they are the box's business alone: what cannot be removed there is found
+        # answered by the next holder.
+        self._taken = [each for each in taken if not each.done]
+        box = session.storage.command_box
+
+        def forget() -> None:
+            for each in done:
+                box.forget(each.name)
+
+        if done:
+            await session.blocking.run(forget)
+        if trouble:
+            raise trouble[0]
+        return len(done)
+
+    async def _apply_run(self, run: list[_Taken], trouble: list[Exception]) -> None:
+        """Apply neighbours. They share a flush where they can, in order of arrival."""
+        queue = deque(run)
+        async with trio.open_nursery() as nursery:
+            for each in run:
+                nursery.start_soon(self._apply_next, queue, trouble, _kind(each).reads)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _apply_next(
+        self, queue: deque[_Taken], trouble: list[Exception], reads: bool
+    ) -> None:
+        """One commit for the command whose turn it is when the line comes to this commit."""
+        runtime = self._harness._runtime
+        mine: list[_Taken] = []
+
+        def body(tx: TreeTransaction) -> None:
+            mine.append(queue.popleft())
+            self._stage(tx, mine[0].command)
+
+        try:
+            try:
+                if reads:
+                    async with runtime.open_commit(place="a command from outside") as tx:
+                        body(tx)
+                else:
+                    await runtime.commit(body)
+            except _TROUBLE:
+                raise
+            except Exception as error:
+                refused = error
+                await runtime.commit(lambda tx: self._refuse(tx, mine[0].command, refused))
+            mine[0].done = True
+        except Exception as error:
+            # Whatever it is, the others go on; nothing of this one is stored.
+            trouble.append(error)
+
+    def _stage(self, tx: TreeTransaction, command: Command) -> None:
+        """Stage a command and its answer, unless it has one.
+
+        Raises:
+            PidurableError: The answer to it, which is stored by a commit of its own.
+        """
+        if self._is_answered(tx, command.id):
+            return
+        kind = KINDS.get(command.kind)
+        if kind is None:
+            known = ", ".join(KINDS)
+            raise InvalidArgumentError("kind", f"the holder knows only {known}", show(command.kind))
+        assert kind.apply is not None
+        fields = checked_content(kind, command.content)
+        if kind.starts and self._starts:
+            self._harness.start()
+        given = kind.apply(self._harness, tx, **fields)
+        if not self._starts:
+            tx.created_by_host = False
+        self._answer(tx, command, value_answer(given))
+
+    def _refuse(self, tx: TreeTransaction, command: Command, error: Exception) -> None:
+        """Stage the answer to a command that was refused."""
+        if self._is_answered(tx, command.id):
+            return
+        if not isinstance(error, PidurableError):
+            logger.error("command %s (%s) failed", command.id, command.kind, exc_info=error)
+            error = InternalError(f"{type(error).__name__}: {error}")
+        self._answer(tx, command, error_answer(error))
+
+    def _is_answered(self, tx: TreeTransaction, id: str) -> bool:
+        claimed = tx.claimed(("command", id)) is not None
+        return claimed or self._harness.session.storage.command(id) is not None
+
+    def _answer(self, tx: TreeTransaction, command: Command, answer: str) -> None:
+        row = CommandRow(command.id, command.kind, command.digest, answer, tx.seq, tx.now_us())
+        tx.unique[("command", command.id)] = command.id
+        tx.writes.append((Op.COMMAND, row))
+
+
+def _kind(taken: _Taken) -> CommandKind:
+    return KINDS.get(taken.command.kind, _UNKNOWN)
