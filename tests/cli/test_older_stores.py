@@ -95,3 +95,18 @@ def test_working_on_an_older_store_migrates_it(
     assert schema(old_store) == SCHEMA
     assert schema(old_store.with_name("session.sqlite.v1.bak")) == 1
     assert command("conversation", "log", "-o", "ids").out == "2\n"
+
+
+def test_an_older_store_is_exported_and_stays_as_it_is(
+    command: Callable[..., object], old_store: Path
+) -> None:
+    """Its copy is migrated; what only looks changes nothing."""
+    before = old_store.read_bytes()
+
+    exported = command("export", "old.jsonl")
+    imported = command("import", "old.jsonl", "--as", "move", "-s", "new.sqlite")
+
+    assert (exported.code, imported.code) == (0, 0)
+    assert (schema(old_store), schema(Path("new.sqlite"))) == (1, SCHEMA)
+    assert old_store.read_bytes() == before
+    assert not list(Path().glob("old.jsonl.*"))
