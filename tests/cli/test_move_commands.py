@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pidurable.cli import main
 
 Command = Callable[..., Any]
 
@@ -118,24 +120,24 @@ def test_the_default_store_is_made_in_a_private_folder(command: Command, known_s
     assert os.listdir(".pidurable") == ["session.sqlite"]
 
 
-@pytest.mark.slow
-def test_an_export_goes_through_a_pipe_and_stays_whole(known_store: Path, tmp_path: Path) -> None:
+def test_an_export_goes_through_a_pipe_and_stays_whole(
+    command: Command, known_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`-` is standard output and input; what is said of it is on stderr alone."""
-    words = [sys.executable, "-m", "pidurable.cli"]
-    exported = subprocess.run(
-        [*words, "export", "-", "-s", str(known_store)], capture_output=True, check=True
-    )
-    imported = subprocess.run(
-        [*words, "import", "-", "--as", "move", "-s", str(tmp_path / "new")],
-        input=exported.stdout,
-        capture_output=True,
-        check=True,
-    )
+    out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        assert main(["export", "-"]) == 0
+        data = out.buffer.getvalue()  # type: ignore[attr-defined]
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert main(["import", "-", "--as", "move", "-s", "new"]) == 0
+        said = out.buffer.getvalue().removeprefix(data)  # type: ignore[attr-defined]
+    command("export", "again", "-s", "new")
 
-    assert exported.stdout.startswith(b'{"format":"pidurable.export"')
-    assert exported.stdout.splitlines()[-1].startswith(b'{"record":"end"')
-    assert exported.stderr.startswith(b"exported session ")
-    assert imported.stdout.startswith(b"imported session ")
+    assert Path("again").read_bytes() == data
+    assert err.getvalue().startswith("exported session ")
+    assert said.startswith(b"imported session ")
 
 
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(
