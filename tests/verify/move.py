@@ -9,7 +9,7 @@ Then the file is cut at places, or one byte of it is changed, or the importing p
 after so many steps, or its disk is full: nothing may be left that could be taken for a session,
 and the next import must make it whole.
 
-    python tests/verify/move.py                 MOVE_SESSIONS=200 MOVE_KILLS=12 MOVE_SEED=0
+    python tests/verify/move.py                 MOVE_SESSIONS=200 MOVE_KILLS=12 MOVE_LIVES=12
     python tests/verify/move.py --control read  a planted bug; must print FAIL
 """
 
@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import apsw
 import attrs
+import moved_lives
 from move_sessions import SessionMaker
 
 from pidurable.errors import ExportFileError, PidurableError
@@ -123,6 +124,8 @@ class Score:
     changes: int = 0
     kills: int = 0
     full: int = 0
+    lives: int = 0
+    golden: int = 0
     kinds: set[str] = attrs.Factory(set)
     differences: list[str] = attrs.Factory(list)
     half_stores: list[str] = attrs.Factory(list)
@@ -132,6 +135,10 @@ class Score:
         """One more difference."""
         self.differences.append(f"seed {seed}: {what}")
 
+    def lives_differ(self, what: str) -> None:
+        """One more difference, of a session that was not generated."""
+        self.differences.append(what)
+
     def line(self) -> str:
         """The line of the goal."""
         every_kind = len(self.kinds) == len(RecordKind)
@@ -139,7 +146,8 @@ class Score:
         return (
             f"R14 export-import: sessions={self.sessions} pairs=4 kinds={len(self.kinds)}"
             f" records={self.records} cuts={self.cuts} changes={self.changes} kills={self.kills}"
-            f" full={self.full} differences={len(self.differences)}"
+            f" full={self.full} lives={self.lives} golden={self.golden}"
+            f" differences={len(self.differences)}"
             f" half_stores={len(self.half_stores)} seconds={time.monotonic() - self.began:.0f}"
             f" {'PASS' if passed else 'FAIL'}"
         )
@@ -404,8 +412,10 @@ CONTROLS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 # --- the run ----------------------------------------------------------------------------------
 
 
-def verify(*, sessions: int, kills: int, seed: int, control: str | None = None) -> Score:
-    """Play so many sessions, and kill so many imports."""
+def verify(
+    *, sessions: int, kills: int, lives: int, seed: int, control: str | None = None
+) -> Score:
+    """Play so many sessions, kill so many imports, and go on with so many lives."""
     score = Score()
     with planted(control):
         for number in range(seed, seed + sessions):
@@ -419,7 +429,15 @@ def verify(*, sessions: int, kills: int, seed: int, control: str | None = None) 
     with tempfile.TemporaryDirectory(prefix="move-", dir=PLACE) as name:
         if kills:
             crash(seed, kills, Path(name), score)
+    with tempfile.TemporaryDirectory(prefix="move-", dir=PLACE) as name:
+        if lives:
+            score.lives = moved_lives.live_on(Path(name), lives, export, _moved, score.lives_differ)
+            score.golden = moved_lives.golden_files(Path(name), export, _moved, score.lives_differ)
     return score
+
+
+def _moved(file: Path, store: Path, as_copy: bool) -> ImportReport:
+    return import_(file, str(store), as_copy=as_copy)
 
 
 def crash(seed: int, kills: int, folder: Path, score: Score) -> None:
@@ -451,6 +469,7 @@ def main(arguments: list[str] | None = None) -> int:
         return be_child(given.kill_at, given.room, *given.paths)
     score = verify(
         sessions=int(os.environ.get("MOVE_SESSIONS", "20")),
+        lives=int(os.environ.get("MOVE_LIVES", "3")),
         kills=int(os.environ.get("MOVE_KILLS", "4")),
         seed=int(os.environ.get("MOVE_SEED", "0")),
         control=given.control,

@@ -22,7 +22,7 @@ def test_moved_sessions_are_the_same_on_every_pair_of_backends(
 @pytest.mark.parametrize("control", move.CONTROLS)
 def test_a_planted_bug_is_seen(control: str) -> None:
     """A column left out, a mark lost, a half taken for a whole, a uuid kept."""
-    score = move.verify(sessions=4, kills=0, seed=0, control=control)
+    score = move.verify(sessions=4, kills=0, lives=0, seed=0, control=control)
 
     assert score.line().endswith("FAIL")
     assert score.differences or score.half_stores
