@@ -86,3 +86,20 @@ def test_counting_live_tasks_visits_no_ended_one(store: Path) -> None:
     (step,) = plan(store, statements.PEOPLE_READS["live_counts"])
 
     assert step.startswith("SCAN tasks USING INDEX tasks_live")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        statements.HEAD_UPDATE,
+        statements.HEARTBEAT,
+        statements.EPOCH_UPDATE,
+        statements.HOLDER_RELEASE,
+    ],
+)
+def test_what_a_holder_writes_of_itself_is_one_row(store: Path, sql: str) -> None:
+    """The fence, the heartbeat and the release go to their row at once."""
+    steps = plan(store, sql)
+
+    assert steps
+    assert not any(step.startswith("SCAN") for step in steps), steps
