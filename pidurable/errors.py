@@ -610,7 +610,8 @@ class SessionPoisonedError(PidurableError):
     cause: str
 
     def __str__(self) -> str:
-        return f"the session on {self.store} is unusable: {self.cause}. Close it and open it again."
+        cause = self.cause.rstrip(".")
+        return f"the session on {self.store} is unusable: {cause}. Close it and open it again."
 
 
 @attrs.define(eq=False)

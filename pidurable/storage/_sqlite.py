@@ -156,7 +156,9 @@ class SqliteStorage(SqliteReads):
         schema = 0 if missing else _open.identify(store, self._vfs, known=_migrate.SCHEMA)
         if schema == 0 and not create:
             raise StorageAccessError(
-                store, "its creation was interrupted; open it with create=True to create it"
+                store,
+                "its creation was interrupted (a journal lies beside it); open it with create=True "
+                "to create it, or to go on with what is there",
             )
         if missing:
             _open.create_file(store)
@@ -172,9 +174,17 @@ class SqliteStorage(SqliteReads):
             if not os.access(store, os.W_OK):
                 raise StorageAccessError(store, "this user may not write to it")
             self._writer = self._connect(read_only=False)
+            if self._writer.readonly("main"):
+                raise StorageAccessError(
+                    store,
+                    "SQLite can only read it: its header asks for a newer SQLite, or its side "
+                    "files cannot be written",
+                )
             if schema == 0:
                 _open.create_schema(self._writer, uuid=uuid, created_us=created_us)
-            elif schema < _migrate.SCHEMA:
+                # Whatever lay beside a finished store was no journal of its creation.
+                schema = int(self._writer.execute("pragma user_version").get)
+            if schema < _migrate.SCHEMA:
                 self._migrate(schema)
             mode = self._writer.execute("pragma journal_mode = wal").get
             if mode != "wal":

@@ -20,7 +20,6 @@ import sys
 import time
 import uuid as uuid_module
 from collections.abc import Mapping
-from importlib import resources
 from typing import Literal
 from urllib.parse import quote
 
@@ -37,6 +36,7 @@ from pidurable.errors import (
     StorageTooNewError,
 )
 from pidurable.storage._migrate import MIGRATIONS, SCHEMA, Migration, migrate
+from pidurable.storage._sqlite_shape import missing_part, schema_text
 
 APPLICATION_ID = 0x70694475  # "piDu"
 SQLITE_OLDEST = 3_051_003
@@ -239,6 +239,11 @@ def is_missing(store: str, *, create: bool) -> bool:
             raise NotAStoreError(store, "it is not a regular file")
         if not os.access(store, os.R_OK):
             raise StorageAccessError(store, "this user may not read it")
+        for side in (f"{store}-wal", f"{store}-shm", f"{store}-journal"):
+            if os.path.lexists(side) and not os.path.isfile(side):
+                raise StorageAccessError(
+                    store, f"{side}, where SQLite keeps a file of its own, is none; move it away"
+                )
         if found.st_size > 0:
             return False
         if _has_log(store):
@@ -255,6 +260,13 @@ class _Seen:
     schema: int
     tables: int
     sessions: int
+    uuid: str | None = None
+    """Of the session; None where it does not have exactly one."""
+    missing: str | None = None
+    """What a store of today's schema has and this one does not."""
+
+
+_HOLDER_ROWS_DIFFER = "select (select count(*) from holder) <> (select count(*) from heartbeat)"
 
 
 def _look(store: str, vfs: str | None, how: Literal["file", "shared", "alone"]) -> _Seen:
@@ -285,15 +297,28 @@ def _look(store: str, vfs: str | None, how: Literal["file", "shared", "alone"]) 
                 "select count(*) from sqlite_schema",
             )
         ]
-        sessions = 0
-        if numbers[0] == APPLICATION_ID and numbers[2] > 0:
-            sessions = int(connection.execute("select count(*) from session").get)
+        missing = None
+        if numbers[0] == APPLICATION_ID and numbers[1] == SCHEMA and numbers[2] > 0:
+            missing = missing_part(connection)
+            if missing is None and connection.execute(_HOLDER_ROWS_DIFFER).get:
+                missing = "the row of the holder, or that of its heartbeat,"
+        uuids: list[str] = []
+        if numbers[0] == APPLICATION_ID and numbers[2] > 0 and missing is None:
+            uuids = [uuid for (uuid,) in connection.execute("select uuid from session")]
     finally:
         # Closing the only connection to a log tries to tidy it up, which a file opened for reading
         # refuses. SQLite takes no notice; under a VFS of apsw's it comes out as an error.
         with contextlib.suppress(apsw.IOError, apsw.ReadOnlyError):
             connection.close()
-    return _Seen(application_id=numbers[0], schema=numbers[1], tables=numbers[2], sessions=sessions)
+    application_id, schema, tables = numbers
+    return _Seen(
+        application_id=application_id,
+        schema=schema,
+        tables=tables,
+        sessions=len(uuids),
+        uuid=uuids[0] if len(uuids) == 1 else None,
+        missing=missing,
+    )
 
 
 def _has_side_files(store: str) -> bool:
@@ -344,11 +369,25 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
         else:
             # The log may hold a newer schema than the file, and a better first page.
             if not journal and _has_log(store):
-                seen = _look_at_both(store, vfs, seen)
+                try:
+                    alone, seen = seen, _look_at_both(store, vfs, seen)
+                except (apsw.CorruptError, apsw.NotADBError) as error:
+                    raise StorageCorruptError(
+                        store,
+                        f"it can be read without its log {store}-wal, and not with it ({error}); "
+                        "where that log came from another store, move it away",
+                    ) from error
+                # Frames of a log say nothing of the file that they belong to.
+                if None not in (alone.uuid, seen.uuid) and alone.uuid != seen.uuid:
+                    raise StorageCorruptError(
+                        store,
+                        f"its log {store}-wal is of another store (the file has the session "
+                        f"{alone.uuid}, the log has {seen.uuid}); move the log away",
+                    )
     except apsw.NotADBError as error:
         raise NotAStoreError(store, "it is not an SQLite database") from error
     except apsw.SQLError as error:
-        raise StorageCorruptError(store, f"a table is missing ({error})") from error
+        raise StorageCorruptError(store, f"it cannot be read ({error})") from error
     except apsw.Error as error:
         raise map_error(error, store) or error from error
     # Stores use a journal while they are created and never again: rolled back, nothing is left.
@@ -363,6 +402,8 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
         raise StorageTooNewError(store, seen.schema, known)
     if seen.schema < 1:
         raise StorageCorruptError(store, f"its schema number is {seen.schema}")
+    if seen.missing is not None:
+        raise StorageCorruptError(store, f"{seen.missing} is missing")
     if seen.sessions != 1:
         raise StorageCorruptError(store, f"it has {seen.sessions} rows of a session, not 1")
     return seen.schema
@@ -436,14 +477,13 @@ def create_file(store: str) -> None:
 
 def create_schema(connection: apsw.Connection, *, uuid: str | None, created_us: int | None) -> None:
     """Store the schema and the first row, in one transaction; leave a finished store as it is."""
-    text = resources.files("pidurable.storage").joinpath(f"schema_v{SCHEMA}.sql").read_text("utf-8")
     connection.execute("begin")
     try:
         # Counts only before the first page is there: then what retention frees can be given back.
         # It is the first write, and so it takes the lock; alone it would leave an empty database.
         connection.execute("pragma auto_vacuum = incremental")
         if connection.execute("select count(*) from sqlite_schema").get == 0:
-            connection.execute(text)
+            connection.execute(schema_text())
             connection.execute(
                 "insert into session (id, uuid, created_us, epoch, seq, next_id, clean)"
                 "\nvalues (1, ?, ?, 0, 0, 1, 1)",

@@ -236,8 +236,12 @@ def _read(runtime: Runtime, nodes: dict[int, AnyNode]) -> tuple[list[Node], list
     after = 0
     while waits := storage.waits(after=after, limit=_PAGE):
         for task_id, text in waits:
-            parked = nodes[task_id]
-            assert isinstance(parked, Node)
+            parked = nodes.get(task_id)
+            if not isinstance(parked, Node):
+                # The work of all others is none the worse for it.
+                why = "unknown_record: it is stored as waiting, and no live task has its id"
+                runtime.report(task_id, why)
+                continue
             try:
                 wait = _codec.decode_wait(_json.loads_stored(text))
             except NotJsonError as error:

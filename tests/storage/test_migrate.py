@@ -52,8 +52,9 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> dict[int, _migrate.Migration]:
-    """This program knows one schema more; the migrations may be planted."""
+def newer(monkeypatch: pytest.MonkeyPatch, old: Path) -> dict[int, _migrate.Migration]:
+    """This program knows one schema more than the one that made the store."""
+    assert old.exists()
     migrations: dict[int, _migrate.Migration] = {TODAY: add_mood}
     monkeypatch.setattr(_migrate, "SCHEMA", NEXT)
     monkeypatch.setattr(_migrate, "MIGRATIONS", migrations)

@@ -163,3 +163,35 @@ async def test_damaged_rows_block_what_reads_them_and_nothing_else(
         await rt.commit(lambda tx: tx.signal(tasks["waits"], "go"))
         for name in tasks:
             assert (await rt.wait_for_task(tasks[name])).status == "completed"
+
+
+async def test_a_wait_without_a_live_task_holds_up_nobody(
+    autojump_clock: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is reported with the task's id, the store opens, and others go on."""
+    # C078
+    world = World(Actor)
+    path = tmp_path / "session.sqlite"
+    gate = trio.Event()
+    gate.set()
+
+    def opened() -> AbstractAsyncContextManager[Runtime]:
+        return open_runtime(
+            SqliteStorage(path),
+            snapshot=lambda: world.definitions,
+            clock=world.clock,
+            blocking=InlineBlocking(),
+        )
+
+    tasks = await _leave_work(world, opened, gate)
+    connection = apsw.Connection(str(path))
+    connection.execute("update tasks set status = 77 where id = ?", (tasks["waits"],))
+    connection.close()
+
+    async with opened() as rt:
+        rt.start()
+        fresh = await rt.wait_for_task(await _create(rt, "done"))
+
+    assert fresh.status == "completed"
+    assert f"task {tasks['waits']}" in caplog.text
+    assert "stored as waiting, and no live task has its id" in caplog.text
