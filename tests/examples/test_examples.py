@@ -221,6 +221,15 @@ def test_a_live_view_is_drawn_anew_in_a_terminal_while_the_answer_streams() -> N
     assert any("\nwriting: Of apples " in screen for screen in screens)
 
 
+def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
+    """The move sends the parcel with the stamp that was sold already, the copy buys another."""
+    assert run("15_backup_and_move.py") == [
+        "exported, with unfinished tasks: 1",
+        "moved: sent to Ada with stamp 1 - stamps sold: 1",
+        "copied: sent to Ada with stamp 2 - stamps sold: 2",
+    ]
+
+
 @pytest.mark.parametrize("name", NUMBERED)
 def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
     """Each example teaches one idea in under 80 lines and names the command that runs it."""
