@@ -106,11 +106,14 @@ class Exported:
         """
         yield self._given(form.header_line(self.head))
         for each in form.FORMS:
-            for rows in pages(self.storage, each.kind):
+            pages = Pages(self.storage, each)
+            while rows := pages.next():
                 self.counts[each.kind.value] = self.counts.get(each.kind, 0) + len(rows)
                 if each.kind is RecordKind.TASK:
                     self.live_tasks += sum(row[_STATUS] < _TERMINAL for row in rows)
-                yield self._given(b"".join(self._line(each, row) for row in rows))
+                chunk = b"".join([self._line(each, row) for row in rows])
+                pages.adapt(len(chunk))
+                yield self._given(chunk)
         last = form.end_line(self.counts, self.sha256)
         self.size_bytes += len(last)
         yield last
@@ -165,19 +168,32 @@ class _Still:
         return self._records[kind][first : first + limit]
 
 
-def pages(storage: Scanned, kind: RecordKind) -> Iterator[list[tuple[Any, ...]]]:
+@attrs.define(eq=False)
+class Pages:
     """Every record of a kind, by its key, in pages that adapt to how large the records are."""
-    key = form.BY_NAME[kind].key
-    after: tuple[Any, ...] | None = None
-    limit = 1 if kind is RecordKind.BLOB else 16
-    while rows := storage.scan(kind, after=after, limit=limit):
-        yield rows
-        after = tuple(rows[-1][:key])
-        if len(rows) < limit:
-            return
-        size = sum(len(value) for row in rows for value in row if isinstance(value, str | bytes))
-        fitting = PAGE_BYTES * len(rows) // (size + 1)
-        limit = max(1, min(2 * limit, fitting, PAGE_ROWS_MAX))
+
+    storage: Scanned
+    form: form.RecordForm
+    _limit: int = 1
+    _after: tuple[Any, ...] | None = None
+    _rows: int = 0
+    """Of the last page."""
+    _ended: bool = False
+
+    def next(self) -> list[tuple[Any, ...]]:
+        """The next page; an empty one at the end."""
+        if self._ended:
+            return []
+        rows = self.storage.scan(self.form.kind, after=self._after, limit=self._limit)
+        self._rows, self._ended = len(rows), len(rows) < self._limit
+        if rows:
+            self._after = tuple(rows[-1][: self.form.key])
+        return rows
+
+    def adapt(self, size: int) -> None:
+        """Take notice of how many bytes the last page had."""
+        fitting = PAGE_BYTES * self._rows // (size + 1)
+        self._limit = max(1, min(2 * self._limit, fitting, PAGE_ROWS_MAX))
 
 
 # --- a file -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from typing import Any
 import attrs
 
 from pidurable.errors import NotJsonError, check
-from pidurable.records._json import loads
+from pidurable.records._json import encode_plain, loads, loads_canonical
 from pidurable.storage._contract import RECORDS, Head, RecordKind
 from pidurable.storage._migrate import SCHEMA
 
@@ -68,8 +68,10 @@ class RecordForm:
     kind: RecordKind
     columns: tuple[Column, ...]
     names: tuple[str, ...] = attrs.field(init=False)
+    written: tuple[str, ...] = attrs.field(init=False)
+    """The names of the line, in the order in which it is written."""
     expected: frozenset[str] = attrs.field(init=False)
-    """The names of the line."""
+    """The same in any order."""
     links: tuple[tuple[int, Column], ...] = attrs.field(init=False)
     """The columns that refer, with their places."""
     blob_columns: tuple[int, ...] = attrs.field(init=False)
@@ -83,7 +85,8 @@ class RecordForm:
         shape = RECORDS[self.kind]
         set_ = object.__setattr__
         set_(self, "names", tuple(column.name for column in self.columns))
-        set_(self, "expected", frozenset(("record", *self.names)))
+        set_(self, "written", ("record", *self.names))
+        set_(self, "expected", frozenset(self.written))
         links = ((place, each) for place, each in enumerate(self.columns) if each.refers)
         set_(self, "links", tuple(links))
         blobs = (at for at, each in enumerate(self.columns) if each.check is _json_or_blob)
@@ -145,6 +148,8 @@ def _one_of(*choices: Any) -> Check:
 
 
 def _json(value: str, head: Head) -> str | None:
+    if loads_canonical(value) is not None:
+        return None
     try:
         loads(value)
     except NotJsonError as error:
@@ -340,8 +345,6 @@ PLACES = {form.kind: place for place, form in enumerate(FORMS)}
 
 # --- lines ------------------------------------------------------------------------------------
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
 
 def header_line(head: Head) -> bytes:
     """The first line. The epoch stays behind: it says who may write, not what is there."""
@@ -376,7 +379,7 @@ def end_line(counts: dict[str, int], digest: str) -> bytes:
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return f"{_encode(fields)}\n".encode()
+    return f"{encode_plain(fields)}\n".encode()
 
 
 def blob_bytes(row: tuple[Any, ...]) -> tuple[bytes | None, str | None]:

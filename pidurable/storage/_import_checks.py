@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from pidurable.errors import NotJsonError, show
-from pidurable.records._json import loads
+from pidurable.records._json import loads, loads_canonical
 from pidurable.storage._contract import Head, RecordKind
 from pidurable.storage._export_form import (
     BY_NAME,
@@ -84,8 +84,14 @@ class ImportChecks:
         if (problem := names_problem(fields, form.expected)) is not None:
             raise WrongLineError(problem[1], problem[0])
         row = tuple(map(fields.__getitem__, form.names))
+        large, head = self.value_bytes_max // 4, self.head
         for column, value in zip(form.columns, row, strict=True):
-            if (wrong := self._value(column, value)) is not None:
+            if value is None and column.optional:
+                continue
+            wrong = value_problem(column, value, head)
+            if wrong is None and column.type is str and len(value) > large:
+                wrong = self._size_problem(column, value)
+            if wrong is not None:
                 raise WrongLineError(wrong, f"$.{column.name}", show(value))
         self._in_order(form, row)
         self._refers(form, row, line)
@@ -125,19 +131,17 @@ class ImportChecks:
             self._place, self._key = place, None
         return form
 
-    def _value(self, column: Column, value: Any) -> str | None:
-        if type(value) is str and len(value) > self.value_bytes_max // 4:
-            most = self.value_bytes_max
-            # As text, three bytes of a blob take four characters.
-            size = len(value) // 4 * 3 - 2 if column.name == "bytes" else len(value.encode())
-            if size > most:
-                return f"at most {most} bytes are allowed (value_bytes_max)"
-        return value_problem(column, value, self.head)
+    def _size_problem(self, column: Column, value: str) -> str | None:
+        # As text, three bytes of a blob take four characters.
+        size = len(value) // 4 * 3 - 2 if column.name == "bytes" else len(value.encode())
+        if size <= self.value_bytes_max:
+            return None
+        return f"at most {self.value_bytes_max} bytes are allowed (value_bytes_max)"
 
     def _in_order(self, form: RecordForm, row: tuple[Any, ...]) -> None:
         key = row[: form.key]
-        path = f"$.{form.names[form.key - 1]}"
         if self._key is not None and key <= self._key:
+            path = f"$.{form.names[form.key - 1]}"
             what = "it occurs twice" if key == self._key else "expected rising keys"
             raise WrongLineError(what, path, show(key if form.key > 1 else key[0]))
         self._key = key
@@ -146,7 +150,7 @@ class ImportChecks:
         # One counter gives all ids. Entries, signals and submissions are not kept: too many.
         for kind, ids in self._ids.items():
             if row[0] in ids:
-                raise WrongLineError(f"it is the id of a {kind} already", path, show(row[0]))
+                raise WrongLineError(f"it is the id of a {kind} already", "$.id", show(row[0]))
         if form.kind in self._ids:
             self._ids[form.kind].add(row[0])
 
@@ -196,16 +200,21 @@ _TOGETHER = {
 }
 
 
-def parse_line(data: bytes) -> dict[str, Any]:
-    """The fields of a line.
+def parse_line(data: bytes) -> tuple[dict[str, Any], bool]:
+    """The fields of a line, and whether it is written as an export writes them.
 
     Raises:
         WrongLineError: It is not one JSON object, strictly.
     """
     try:
-        value = loads(data)
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    quick = loads_canonical(text[:-1])
+    try:
+        value = loads(data) if quick is None else quick[0]
     except NotJsonError as error:
         raise WrongLineError(error.problem, error.path, error.value) from None
     if not isinstance(value, dict):
         raise WrongLineError("expected an object", "$", show(value))
-    return value
+    return value, quick is not None

@@ -16,7 +16,14 @@ from hypothesis import given, strategies as st
 
 from pidurable.errors import NotJsonError, show
 from pidurable.records._ids import TaskId
-from pidurable.records._json import check_json, dumps, join_path, loads, loads_stored
+from pidurable.records._json import (
+    check_json,
+    dumps,
+    join_path,
+    loads,
+    loads_canonical,
+    loads_stored,
+)
 from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._patch import same
 
@@ -300,3 +307,33 @@ def test_a_large_value_without_sharing_is_still_taken() -> None:
 
     assert loads(dumps(value)) == value
     assert check_json(value) == value
+
+
+_SPELLINGS = (
+    *("0", "-0", "-0.0", "1.0", "1E5", "1e999", "-1e999", "NaN", "Infinity", "1e400", "5e-324"),
+    *("9223372036854775808", "18446744073709551615", "18446744073709551616", "9" * 5_000),
+    *('"\\u0000"', '"\x00"', '"\\ud800"', '"\ud800"', '"\\u0041"', '"\\/"', '"\x7f"', '"\u2028"'),
+    *('{"a":1,"a":2}', '{"a": 1}', " 1", "1 ", "1 2", "[1,]", "", "{", '{"a":1}', "[[],{}]"),
+    *("[" * 200 + "]" * 200, "[" * 201 + "]" * 201, "[" * 100_000, '"' + "[" * 300 + '"'),
+)
+
+
+@pytest.mark.parametrize("text", _SPELLINGS, ids=lambda text: ascii(text[:12]))
+def test_what_is_taken_for_canonical_is_strict_json_as_we_write_it(text: str) -> None:
+    """The quick look never takes what the strict one would refuse or write in another way."""
+    quick = loads_canonical(text)
+
+    if quick is not None:
+        assert repr(quick[0]) == repr(loads(text))
+        assert dumps(quick[0]) == text
+
+
+@given(VALUES)
+def test_what_we_write_is_canonical(value: Any) -> None:
+    """Unless it only looks dubious, the quick look is enough."""
+    text = dumps(value)
+    quick = loads_canonical(text)
+
+    assert quick is None or repr(quick[0]) == repr(loads(text))
+    if len(text) < 100 and not any(digit in text for digit in "0123456789") and "\\" not in text:
+        assert quick is not None
