@@ -266,7 +266,8 @@ class _Seen:
     """What a store of today's schema has and this one does not."""
 
 
-_HOLDER_ROWS_DIFFER = "select (select count(*) from holder) <> (select count(*) from heartbeat)"
+_NO_HEARTBEAT = "select 1\nfrom holder\nwhere not exists (select 1 from heartbeat)"
+"""A holder without one would be taken for none at all."""
 
 
 def _look(store: str, vfs: str | None, how: Literal["file", "shared", "alone"]) -> _Seen:
@@ -300,8 +301,8 @@ def _look(store: str, vfs: str | None, how: Literal["file", "shared", "alone"]) 
         missing = None
         if numbers[0] == APPLICATION_ID and numbers[1] == SCHEMA and numbers[2] > 0:
             missing = missing_part(connection)
-            if missing is None and connection.execute(_HOLDER_ROWS_DIFFER).get:
-                missing = "the row of the holder, or that of its heartbeat,"
+            if missing is None and connection.execute(_NO_HEARTBEAT).get is not None:
+                missing = "the heartbeat of its holder"
         uuids: list[str] = []
         if numbers[0] == APPLICATION_ID and numbers[2] > 0 and missing is None:
             uuids = [uuid for (uuid,) in connection.execute("select uuid from session")]

@@ -167,7 +167,11 @@ TABLE: dict[str, tuple[Spoil, type[PidurableError], str]] = {
         DAMAGED,
         "it has 2 rows of a session, not 1",
     ),
-    "no heartbeat": (execute("delete from heartbeat"), DAMAGED, "heartbeat, is missing"),
+    "no heartbeat": (
+        execute("delete from heartbeat"),
+        DAMAGED,
+        "the heartbeat of its holder is missing",
+    ),
     # --- what lies beside
     "a log of another store": (
         a_log_of_another_store,

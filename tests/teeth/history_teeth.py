@@ -126,7 +126,10 @@ TEETH = (
                 "self._staged.add(draft)",
                 "self._staged.add(draft)\n        self._watches.publish(draft)",
             ),
-            ("if self._watches.hubs:", "if False:"),
+            (
+                "if self._watches.hubs:\n                    self._watches.publish(tx)",
+                "if False:\n                    self._watches.publish(tx)",
+            ),
         ),
     ),
     HistoryTooth(
