@@ -26,7 +26,7 @@ from pidurable.records._limits import WAL_BYTES_WARN
 from pidurable.records._moments import duration
 from pidurable.records._tasks import Status
 from pidurable.session._seams import Blocking, Clock, SystemClock, ThreadBlocking
-from pidurable.storage import TaskRow, _sqlite_locks as _locks
+from pidurable.storage import TaskRow, _sqlite_locks as _locks, _sqlite_place as _place
 from pidurable.storage._command_box import folder_path
 from pidurable.storage._holder import LockState, ask_lock
 from pidurable.storage._sqlite_check import StoreCheck, StoreSize, sqlite_version
@@ -298,6 +298,7 @@ class _Examination:
             found.session_uuid, found.epoch, found.seq = head.uuid, head.epoch, head.seq
             found.holder = await reader.holder()
             self._judge_holder()
+            self._judge_name()
             found.removals = len(await reader.removals())
             if found.removals and not self._live:
                 self.find(
@@ -307,6 +308,18 @@ class _Examination:
                     command=self._pidurable("gc"),
                 )
             await self._look_at_tasks(reader)
+
+    def _judge_name(self) -> None:
+        """Whether the store was renamed without its log."""
+        holder = self.found.holder
+        if holder is None:
+            return
+        held = holder.state in ("live", "silent")
+        state = LockState.LOCKED if held else LockState.FREE
+        try:
+            _place.check_not_renamed(self.found.store, holder.record, state)
+        except StorageAccessError as renamed:
+            self.find("file", renamed.problem, "do that before anything else")
 
     def _judge_holder(self) -> None:
         holder = self.found.holder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from pidurable.errors import HolderLostError, PidurableError, StorageRefusedError
+from pidurable.errors import PidurableError, SessionPoisonedError, StorageRefusedError
 from pidurable.records._limits import WAL_BYTES_WARN
 from pidurable.session._body import watch_bodies
 from pidurable.session._seams import VirtualClock, logger
@@ -85,7 +85,8 @@ class Services:
         try:
             with trio.CancelScope(shield=True):
                 await session.worker.run(session.storage.heartbeat, session.epoch, at_us)
-        except HolderLostError as lost:
+        except SessionPoisonedError as lost:
+            # Another holder has it, or the store's file is not where it was.
             session.line.set_poison(lost)
         except StorageRefusedError as refused:
             logger.warning("the heartbeat was not stored: %s", refused)

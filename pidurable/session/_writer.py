@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from pidurable.errors import (
-    HolderLostError,
     PidurableError,
     SessionPoisonedError,
     StorageRefusedError,
@@ -91,7 +90,7 @@ class BatchWriter:
             self._failpoints.hit("commit.before")
             await self._apply(stored, batch)
             self._failpoints.hit("commit.after")
-        except (StorageRefusedError, HolderLostError) as certain:
+        except (StorageRefusedError, SessionPoisonedError) as certain:
             return certain
         except BaseException as unknown:  # noqa: ASYNC103 - told as a poison
             # It may or may not be stored. Nobody is told anything but that.

@@ -29,6 +29,7 @@ from pidurable.errors import (
     InvalidArgumentError,
     PidurableError,
     SessionClosedError,
+    SessionPoisonedError,
     StorageAccessError,
     StorageHeldError,
     StorageRefusedError,
@@ -39,6 +40,7 @@ from pidurable.storage import (
     _migrate,
     _sqlite_locks as _locks,
     _sqlite_open as _open,
+    _sqlite_place as _place,
     _sqlite_statements as sql,
 )
 from pidurable.storage._command_box import FolderCommandBox
@@ -122,6 +124,7 @@ class SqliteStorage(SqliteReads):
             raise InvalidArgumentError(
                 "durability", "expected 'power' or 'process'", repr(durability)
             )
+        self._given = given
         self._store = os.path.realpath(given)
         self._vfs = vfs
         self._durability: Durability = durability
@@ -132,6 +135,8 @@ class SqliteStorage(SqliteReads):
         self._pid = os.getpid()
         self._closed = False
         self._lock: LockFile | None = None
+        self._still: _place.Still | None = None
+        """What the file is like, where it is read as it lies."""
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
@@ -151,9 +156,11 @@ class SqliteStorage(SqliteReads):
     def _open(self, *, create: bool, uuid: str | None, created_us: int | None) -> None:
         store = self._store
         _open.check_platform(store)
+        if not self._read_only:
+            _place.check_workable(store, given=self._given)
         missing = _open.is_missing(store, create=create)
         _open.refuse_network(store, _open.file_system(os.path.dirname(store)))
-        schema = 0 if missing else _open.identify(store, self._vfs, known=_migrate.SCHEMA)
+        schema = 0 if missing else self._identify()
         if schema == 0 and not create:
             raise StorageAccessError(
                 store,
@@ -169,10 +176,8 @@ class SqliteStorage(SqliteReads):
                     f"it has the older schema {schema}; open it for work once, as "
                     "`pidurable resume` does, to migrate it",
                 )
-            self._reader = self._connect(read_only=True)
+            self._reader, self._still = self._connect_reader()
         else:
-            if not os.access(store, os.W_OK):
-                raise StorageAccessError(store, "this user may not write to it")
             self._writer = self._connect(read_only=False)
             if self._writer.readonly("main"):
                 raise StorageAccessError(
@@ -193,6 +198,7 @@ class SqliteStorage(SqliteReads):
             self._reader = self._connect(read_only=True)
             self._writer.set_busy_timeout(_open.COMMIT_BUSY_MS)
             self._checkpointer.set_busy_timeout(_open.COMMIT_BUSY_MS)
+        self._inode = os.stat(store).st_ino
         # Read once, so that a file that cannot be used is reported by its opening.
         self._reader.execute(sql.READS["head"]).fetchall()
 
@@ -200,6 +206,21 @@ class SqliteStorage(SqliteReads):
         connection = _open.connect(self._store, self._vfs, read_only=read_only, power=self._power)
         self._connections.append(connection)
         return connection
+
+    def _identify(self) -> int:
+        try:
+            return _open.identify(self._store, self._vfs, known=_migrate.SCHEMA)
+        except StorageAccessError as error:
+            if isinstance(error.__cause__, apsw.ReadOnlyError | apsw.CantOpenError):
+                refused = _place.why_no_reader(self._store)
+                if refused is not None:
+                    raise refused from error
+            raise
+
+    def _connect_reader(self) -> tuple[apsw.Connection, _place.Still | None]:
+        connection, still = _place.connect_reader(self._store, self._vfs, power=self._power)
+        self._connections.append(connection)
+        return connection, still
 
     def _migrate(self, schema: int) -> None:
         """Migrate, unless a live holder works on the older schema right now."""
@@ -369,6 +390,10 @@ class SqliteStorage(SqliteReads):
     def apply(self, batch: Batch) -> None:
         """Store a batch, whole or not at all. See `Storage`."""
 
+        if batch.flush:
+            # Beside a flush it costs nothing; what is not flushed waits for the heartbeat.
+            self._check_place()
+
         def body(writer: apsw.Connection) -> None:
             head = (batch.seq, batch.next_id, int(batch.clean), batch.epoch)
             writer.execute(sql.HEAD_UPDATE, head)
@@ -378,6 +403,19 @@ class SqliteStorage(SqliteReads):
 
         with self._write_lock:
             self._transact(body, flush=batch.flush)
+
+    def _check_place(self) -> None:
+        """Refuse to go on with a file that has no name any more, or another one.
+
+        Raises:
+            SessionPoisonedError: What is stored now would be lost, or go past the log.
+        """
+        if not _place.lies_at(self._store, self._inode):
+            raise SessionPoisonedError(
+                self._store,
+                "its file was moved, removed or replaced while it was held; what had been "
+                "committed before is in the file that was moved",
+            )
 
     def _write(self, writer: apsw.Connection, writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> None:
         """Send the writes in order; neighbours of one kind share a statement."""
@@ -469,6 +507,7 @@ class SqliteStorage(SqliteReads):
             if found is not None and not found.record.released:
                 uuid = writer.execute("select uuid from session").get
                 state, dead = self._ask(found, claim, uuid)
+            _place.check_not_renamed(self._store, record, state)
             check_free(self._store, record, claim, judge(record, claim, state), takeover)
             head = _head(writer.execute(sql.READS["head"]).fetchall())
             epoch = head.epoch + 1
@@ -559,6 +598,8 @@ class SqliteStorage(SqliteReads):
     def heartbeat(self, epoch: int, at_us: int) -> None:
         """Store a sign of life, in a transaction of its own, without a flush."""
 
+        self._check_place()
+
         def body(writer: apsw.Connection) -> None:
             writer.execute(sql.HEARTBEAT, (at_us, epoch))
             if writer.changes() != 1:
@@ -623,7 +664,12 @@ class SqliteStorage(SqliteReads):
         with self._read_lock:
             self._check_usable(writing=False)
             try:
-                return self._reader.execute(statement, tuple(values)).fetchall()
+                rows = self._reader.execute(statement, tuple(values)).fetchall()
+                # Somebody opened the store meanwhile: what was read may be of two moments.
+                while self._still is not None and _place.look_still(self._store) != self._still:
+                    self._reader, self._still = self._connect_reader()
+                    rows = self._reader.execute(statement, tuple(values)).fetchall()
+                return rows
             except (apsw.Error, TypeError, OverflowError, UnicodeError) as error:
                 mapped: PidurableError | None = _open.map_error(error, self._store)
                 raise mapped or InternalError(f"{self._store}: {error!r}") from error

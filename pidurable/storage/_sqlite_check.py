@@ -17,9 +17,14 @@ from typing import Any, final
 import apsw
 import attrs
 
-from pidurable.errors import NotJsonError, PidurableError, StorageCorruptError
+from pidurable.errors import (
+    NotJsonError,
+    PidurableError,
+    StorageAccessError,
+    StorageCorruptError,
+)
 from pidurable.records._json import loads_stored
-from pidurable.storage import _sqlite_open as _open
+from pidurable.storage import _sqlite_open as _open, _sqlite_place as _place
 
 EXAMPLES_MAX = 5
 """Records that are named where many have the same thing wrong."""
@@ -170,7 +175,7 @@ class StoreCheck:
     def __init__(self, store: str) -> None:
         self._store = os.path.realpath(store)
         try:
-            self._connection = _open.connect(self._store, None, read_only=True, power=False)
+            self._connection, self._still = _place.connect_reader(self._store, None, power=False)
         except apsw.Error as error:
             raise _open.map_error(error, self._store) or error from error
 
@@ -180,13 +185,16 @@ class StoreCheck:
 
     def _rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
         try:
-            return self._connection.execute(statement, values).fetchall()
+            rows = self._connection.execute(statement, values).fetchall()
         except apsw.Error as error:
             mapped: PidurableError | None = _open.map_error(error, self._store)
             if isinstance(error, apsw.SQLError):
                 # A table that is missing is damage here, and no mistake of the statement.
                 mapped = StorageCorruptError(self._store, str(error))
             raise mapped or error from error
+        if self._still is not None and _place.look_still(self._store) != self._still:
+            raise StorageAccessError(self._store, "it changed while it was looked at; look again")
+        return rows
 
     def _one(self, statement: str) -> int:
         return int(self._rows(statement)[0][0] or 0)

@@ -47,7 +47,7 @@ def shared_locks(store: str, *, proc: str = PROC) -> list[SharedLock]:
     """Return the locks that processes have on the log of a store, in the order of the kernel."""
     try:
         there = os.stat(f"{store}-shm")
-        with open(os.path.join(proc, "locks"), encoding="ascii", errors="replace") as file:
+        with open(os.path.join(proc, "locks"), encoding="utf-8", errors="replace") as file:
             text = file.read()
     except OSError:
         return []

@@ -413,10 +413,24 @@ def identify(store: str, vfs: str | None, *, known: int = SCHEMA) -> int:
 # --- connections ------------------------------------------------------------------------------
 
 
-def connect(store: str, vfs: str | None, *, read_only: bool, power: bool) -> apsw.Connection:
-    """Open one connection with the settings that all of ours have in common."""
+def connect(
+    store: str, vfs: str | None, *, read_only: bool, power: bool, immutable: bool = False
+) -> apsw.Connection:
+    """Open one connection with the settings that all of ours have in common.
+
+    Args:
+        store: The path.
+        vfs: The file layer.
+        read_only: It cannot write.
+        power: Commits survive a loss of power.
+        immutable: Read the file as it lies, without a lock or a log: whoever asks for it has to
+            see that it does not change.
+    """
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
-    connection = apsw.Connection(store, flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED)
+    name = store
+    if immutable:
+        name, flags = f"file:{quote(store)}?immutable=1", flags | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(name, flags=flags, vfs=vfs, statementcachesize=STATEMENTS_CACHED)
     try:
         connection.set_busy_timeout(OPEN_BUSY_MS)
         for option, value in (
