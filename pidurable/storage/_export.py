@@ -215,7 +215,9 @@ def export_steps(
         ExportFileError: The file cannot be written. Nothing is left of it.
         StorageCorruptError: The store is damaged.
     """
+    named = source if isinstance(source, str) else source.store
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_damage_of(os.path.realpath(named)))
         if not isinstance(file, str):
             place = tempfile.TemporaryDirectory(prefix="pidurable-export-", dir=folder)
             copy = os.path.join(stack.enter_context(place), "copy")
@@ -232,6 +234,16 @@ def export_steps(
             os.fsync(stream.fileno())
         places.put("part", overwrite=overwrite)
         return report
+
+
+@contextlib.contextmanager
+def _damage_of(store: str) -> Iterator[None]:
+    """Name the store where damage was found in its copy, which nobody has ever heard of."""
+    try:
+        yield
+    except StorageCorruptError as error:
+        error.store = store
+        raise
 
 
 def _still_steps(

@@ -59,7 +59,7 @@ def copy_steps(
         target.execute("pragma locking_mode = exclusive")
         target.execute("pragma synchronous = off")
         yield from _backup_steps(source, target)
-        target.execute("delete from holder")
+        target.execute("delete from holder; delete from heartbeat")
         _end_log(target)
     except (apsw.Error, OSError) as error:
         raise _mapped(error, store, path, writing=target is not None) from error
