@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 import apsw
@@ -12,13 +11,16 @@ import pytest
 from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite_open import APPLICATION_ID
 
+SCHEMA_1 = Path(__file__).parents[1] / "golden" / "schema_v1.sql"
+"""The script that stores of schema 1 were made with."""
+
 
 @pytest.fixture
 def old_store(tmp_path: Path) -> Path:
     """A closed store of schema 1 with a root, one entry, and a live task that nobody knows."""
     path = tmp_path / ".pidurable" / "session.sqlite"
     path.parent.mkdir()
-    script = resources.files("pidurable.storage").joinpath("schema_v1.sql").read_text("utf-8")
+    script = SCHEMA_1.read_text("utf-8")
     connection = apsw.Connection(str(path))
     connection.execute("pragma journal_mode = wal")
     connection.execute(script)

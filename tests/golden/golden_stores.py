@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import apsw
+import trio
+
+from pidurable import export_session
 
 HERE = Path(__file__).parent
-SCHEMAS = sorted(int(path.stem.split("_")[1].split(".")[0]) for path in HERE.glob("schema_*.xz"))
+SCHEMAS = sorted(
+    int(path.stem.split("_")[1].split(".")[0]) for path in HERE.glob("schema_*.tar.xz")
+)
 """The schemas that there is a golden store of."""
 STORE = "golden.sqlite"
 
@@ -29,6 +36,18 @@ def expected(schema: int) -> dict[str, Any]:
     """What the code of the schema found in the store (`found`), and how it ended it (`end`)."""
     said: dict[str, Any] = json.loads((HERE / f"schema_{schema}.json").read_text("utf-8"))
     return said
+
+
+def exported(schema: int) -> bytes:
+    """The export of the store, once it was brought to the schema that this project has."""
+    return lzma.decompress((HERE / f"schema_{schema}.jsonl.xz").read_bytes())
+
+
+def export(store: Path) -> bytes:
+    """Export a store with today's code."""
+    stream = io.BytesIO()
+    trio.run(lambda: export_session(store, stream))
+    return stream.getvalue()
 
 
 def differences(expected: Any, found: Any, path: str = "$") -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import apsw
 import golden_work as work
 import pytest
-from golden_stores import SCHEMAS, differences, expected, raw, unpack
+from golden_stores import SCHEMAS, differences, expected, export, exported, raw, unpack
 
 from pidurable import open_harness, open_reader
 from pidurable.errors import StorageAccessError, StorageTooNewError
@@ -37,6 +39,26 @@ async def test_a_golden_store_shows_what_was_written_into_it(schema: int, tmp_pa
     assert differences(expected(schema)["found"], found) == []
     assert raw(store)["schema"] == SCHEMA
     assert raw(store)["whole"] == "ok"
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_an_export_of_a_golden_store_has_the_same_bytes_for_ever(
+    schema: int, tmp_path: Path
+) -> None:
+    """It is what was exported when the schema was new, and has every row of the old store."""
+    store = unpack(schema, tmp_path)
+    rows = raw(unpack(schema, tmp_path / "other"))["tables"]
+    SqliteStorage(store, create=False).close()
+
+    found = export(store)
+
+    assert found == exported(schema)
+    counts = Counter(json.loads(line).get("record") for line in found.splitlines())
+    for record, count in counts.items():
+        if record not in (None, "end"):
+            table = "entries" if record == "entry" else f"{record}s"
+            assert count == len(rows[table]), record
+    assert sum(counts.values()) - 2 == sum(map(len, rows.values())) - len(rows["session"])
 
 
 @pytest.mark.parametrize("schema", OLDER)

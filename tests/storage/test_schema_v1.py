@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 import apsw
@@ -10,6 +9,9 @@ import pytest
 
 from pidurable.storage import DocumentRow, SqliteStorage, _sqlite_open as opening
 from pidurable.storage._migrate import SCHEMA, copy_path
+
+SCHEMA_1 = Path(__file__).parents[1] / "golden" / "schema_v1.sql"
+"""The script that stores of schema 1 were made with."""
 
 DOCUMENTS = [
     # (id, name, scope, scope id, key, created_seq, retired)
@@ -28,7 +30,7 @@ DOCUMENTS = [
 def old(tmp_path: Path) -> Path:
     """A closed store as schema 1 left it, with documents that live and that were retired."""
     path = tmp_path / "s.sqlite"
-    script = resources.files("pidurable.storage").joinpath("schema_v1.sql").read_text("utf-8")
+    script = SCHEMA_1.read_text("utf-8")
     connection = apsw.Connection(str(path))
     connection.execute("pragma journal_mode = wal")
     connection.execute(script)
@@ -116,7 +118,7 @@ def _shape(path: Path) -> list[object]:
 
 def test_the_script_of_schema_1_is_what_it_was() -> None:
     """Stores of schema 1 exist, so what they were made with is never edited."""
-    script = resources.files("pidurable.storage").joinpath("schema_v1.sql").read_text("utf-8")
+    script = SCHEMA_1.read_text("utf-8")
 
     assert "retired integer not null default 0" in script
     assert "retired_seq" not in script

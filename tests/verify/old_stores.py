@@ -6,6 +6,8 @@ in it and how that code ended it. Prints the goal's line, and exits with 1 unles
 
 * a copy `.vN.bak` that has its name is whole, of the old schema, equal row by row, and 0600;
 * a copy that was cut off (`.part`) is gone after the next opening;
+* its export has the bytes of the one that is kept beside the store, and what is imported from that,
+  as a move, comes to the same end;
 * the store is of the old schema with all its rows, or of today's with all that was found;
 * a newer schema is refused, with no byte and no time changed;
 * ended, it is equal; meanwhile one task has no definition, and nothing else is held up by it.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import sys
@@ -35,9 +38,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import golden_work as work
-from golden_stores import SCHEMAS, differences, expected, raw, unpack
+from golden_stores import SCHEMAS, differences, expected, export, exported, raw, unpack
 from killing_files import in_a_child
 
+from pidurable import import_session
 from pidurable.errors import PidurableError, StorageTooNewError
 from pidurable.storage import SqliteStorage, _migrate
 from pidurable.storage._migrate import SCHEMA, copy_path
@@ -54,6 +58,7 @@ class Count:
     stores: int = 0
     kills: int = 0
     cut_copies: int = 0
+    exports: int = 0
     ended: int = 0
     wrong: list[str] = attrs.Factory(list)
 
@@ -123,7 +128,13 @@ def whole_run(schema: int, before: dict[str, Any], count: Count, folder: Path) -
         count.add(f"schema {schema}", [f"$: migrating it ended with {code}"])
         return 0
     look(schema, before, count, f"schema {schema}", store)
+    moved = folder / "moved"
+    moved.mkdir()
+    shutil.copy(folder / "ledger", moved / "ledger")
+    stream = io.BytesIO(exported(schema))
+    trio.run(lambda: import_session(stream, moved / store.name, as_copy=False))
     finish(schema, count, f"schema {schema}", folder)
+    finish(schema, count, f"schema {schema}, imported", moved)
     return changes
 
 
@@ -200,6 +211,9 @@ def look(schema: int, before: dict[str, Any], count: Count, where: str, store: P
         count.add(where, [f"$: schema {now['schema']}, {now['whole']}"])
     check_copy(schema, before, count, where, store, must_exist=True)
     count.add(where, differences(expected(schema)["found"], trio.run(work.found_in, store.parent)))
+    count.exports += 1
+    if export(store) != exported(schema):
+        count.add(where, ["$: its export has other bytes than the one that was kept"])
 
 
 def finish(schema: int, count: Count, where: str, folder: Path) -> None:
@@ -254,7 +268,7 @@ def main() -> int:
         print(f"kept in {folder}; again: R12_KILLS={KILLS} python {__file__}")
     print(
         f"R12 old stores: stores={count.stores} kills={count.kills} cut-copies={count.cut_copies} "
-        f"ended={count.ended} differences={len(count.wrong)} "
+        f"exports={count.exports} ended={count.ended} differences={len(count.wrong)} "
         f"{time.monotonic() - began:.1f}s {'PASS' if met else 'FAIL'}"
     )
     return 0 if met else 1

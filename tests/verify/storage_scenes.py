@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,9 @@ from pidurable.errors import StorageRefusedError
 from pidurable.storage import Batch, Op, SqliteStorage, Storage
 from pidurable.storage._sqlite_open import APPLICATION_ID
 from pidurable.testing._conformance_base import claim, conversation, entry, signal, task, task_state
+
+SCHEMA_1 = Path(__file__).parents[1] / "golden" / "schema_v1.sql"
+"""The script that stores of schema 1 were made with."""
 
 BATCHES = 10
 TRIES = 3
@@ -156,7 +158,7 @@ def _old(path: Path) -> None:
     """A store of schema 1, closed, with four batches in it."""
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     connection = apsw.Connection(str(path))
-    text = resources.files("pidurable.storage").joinpath("schema_v1.sql").read_text("utf-8")
+    text = SCHEMA_1.read_text("utf-8")
     connection.execute(text)
     connection.execute(
         "insert into session (id, uuid, created_us, epoch, seq, next_id, clean)"
