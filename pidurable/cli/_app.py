@@ -92,6 +92,7 @@ def build_app(host: Host, version: str) -> App:
     _add_demo(app, host)
     _add_move(app, host)
     _add_doctor(app, host)
+    _add_gc(app, host)
     task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
     _add_task_list(task, host)
     _add_task_show(task, host)
@@ -295,6 +296,44 @@ def _add_doctor(app: App, host: Host) -> None:
 
         options = _options(host, store=store, output=output)
         return _trio(functools.partial(show_doctor, host, options, full=full))
+
+
+def _add_gc(app: App, host: Host) -> None:
+    @app.command
+    def gc(
+        *,
+        older_than: Annotated[str, Parameter(name="--older-than")],
+        keep_outcomes: Annotated[bool, Parameter(name="--keep-outcomes", negative="")] = False,
+        dry_run: Annotated[bool, Parameter(name="--dry-run", negative="")] = False,
+        yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """Remove ended tasks with everything below them, and bytes that nothing refers to.
+
+        A task that no other owns goes with all that it owned, or not at all: when everything below
+        it ended long enough ago and nothing else needs it. Conversations that no task owns stay,
+        with all that was said in them. Who hands the same in again later, under the same key, is
+        told how it ended.
+
+        Args:
+            older_than: How long ago the last of it must have ended: 30d, 12h, 2w.
+            keep_outcomes: Keep the outcomes of the tasks that no other owned.
+            dry_run: Only say what would go; works beside a running holder.
+            yes: Do not ask.
+        """
+        from pidurable.cli._gc import collect_garbage
+
+        options = _options(host, store=store, output=output)
+        return _trio(
+            functools.partial(
+                collect_garbage,
+                *(host, options, older_than),
+                keep=keep_outcomes,
+                dry_run=dry_run,
+                yes=yes,
+            )
+        )
 
 
 _TABLES = {

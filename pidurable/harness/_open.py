@@ -525,7 +525,6 @@ class Harness:
                 nothing is certain of what it needs. Restore a copy.
             SessionPoisonedError: The storage failed; reopen it and call again.
         """
-        self.check_serving()
         return await self._collector.collect(older_than, keep=keep_outcomes, dry_run=dry_run)
 
     async def usage(self) -> dict[str, Usage]:

@@ -10,10 +10,12 @@ belongs to, and never as absent.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, cast, final
 
 import attrs
@@ -47,6 +49,8 @@ from pidurable.storage import (
 )
 from pidurable.storage._holder import Verdict, heartbeat_age
 from pidurable.tasks._explain import Explanation, explain
+from pidurable.tasks._gc_report import GcReport, cutoff, make_report, to_us
+from pidurable.tasks._gc_survey import Survey
 from pidurable.tasks._task_record import task_record
 
 __all__ = ["HolderView", "Reader", "TreeRow", "open_reader"]
@@ -55,6 +59,8 @@ T = TypeVar("T")
 
 ID_MAX = 2**63 - 1
 ROWS_MAX = 2_000
+_GC_STEPS = 1_000
+"""Steps of a dry run between two moments at which it can be cancelled."""
 _CONVERSATION_SCOPE = 1
 
 
@@ -125,6 +131,7 @@ class Reader:
     def __init__(self, storage: SqliteStorage, *, blocking: Blocking, clock: Clock) -> None:
         # The same storage in front of which large values are found in their blobs.
         self._storage = cast("SqliteStorage", with_blobs(storage))
+        self._raw = storage
         self._blocking = blocking
         self._clock = clock
         self._codec = Codec()
@@ -183,6 +190,31 @@ class Reader:
         """Return the roots of trees whose removal was begun and is not finished."""
         rows = await self._read("the removals", self._storage.removals)
         return [row.root for row in rows]
+
+    async def gc(self, *, older_than: timedelta, keep_outcomes: bool = False) -> GcReport:
+        """Tell what `Harness.gc` would remove now; nothing is removed.
+
+        The same figures, if nothing changes meanwhile. It reads all of the ended work, and looks
+        through every text if there are blobs.
+
+        Args:
+            older_than: How long ago the last task of a tree must have ended.
+            keep_outcomes: The roots would stay with their outcomes.
+
+        Raises:
+            InvalidArgumentError: `older_than` is negative, or no timedelta.
+            StorageCorruptError: What a task waits for cannot be read.
+        """
+        before = cutoff(self._clock.now_us(), older_than)
+        survey = Survey(self._raw, before_us=to_us(before), keep=keep_outcomes)
+        steps = survey.steps()
+
+        def walk() -> bool:
+            return sum(1 for _ in itertools.islice(steps, _GC_STEPS)) == _GC_STEPS
+
+        while await self._read("the ended work", walk):
+            pass
+        return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
 
     # --- tasks ---------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ found again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -32,7 +32,7 @@ from pidurable.session._removals import Removal
 from pidurable.session._seams import logger
 from pidurable.storage import Op, RemovalRow
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
-from pidurable.tasks._gc_report import GcReport, check_older_than, make_report
+from pidurable.tasks._gc_report import GcReport, cutoff, make_report, to_us
 from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents, stored_size
 from pidurable.tasks._gc_survey import Survey
 from pidurable.tasks._gc_touched import Touched
@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STEP_SECONDS = 0.002
+_STEP_SECONDS = 0.003
 """What a slice, or a commit, should take while others commit."""
+_ALONE_SECONDS = 0.03
+"""The same while nobody else does."""
 _PAUSE = 9
-_STEPS_MIN, _STEPS_MAX = 8, 4_096
-_RECORDS_MIN = 16
+_STEPS_COUNTED = 4
+"""A slice or a commit counts at most as much as so many that take as long as they should."""
+_STEPS_MIN, _STEPS_MAX = 128, 8_192
+_RECORDS_MIN = 64
 _RECLAIM_PAGES = 64
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Collector:
@@ -60,31 +63,31 @@ class Collector:
         self._runtime = runtime
         self._session = runtime.session
         self._raw = runtime.session.raw_storage
-        self._rows = Rows(self._raw, now_us=runtime.session.clock.now_us)
+        self._rows = self._new_rows()
         self._turn = trio.Lock()
         self._touched = Touched(runtime.session)
-        self._steps = _STEPS_MIN * 4
-        self._records = _RECORDS_MIN * 4
+        self._steps = _STEPS_MIN
+        self._records = _RECORDS_MIN
 
     # --- what is called ------------------------------------------------------------------
 
     async def collect(self, older_than: timedelta, *, keep: bool, dry_run: bool) -> GcReport:
         """Remove what is old enough, or say what would be; see `Harness.gc`."""
-        now = _EPOCH + timedelta(microseconds=self._session.clock.now_us())
-        age = check_older_than(older_than)
-        before = now - min(age, now - _EPOCH)
-        before_us = (before - _EPOCH) // timedelta(microseconds=1)
+        before = cutoff(self._session.clock.now_us(), older_than)
+        before_us = to_us(before)
         async with self._turn:
             if dry_run:
                 survey = Survey(self._raw, before_us=before_us, keep=keep)
                 await self._drive(survey.steps(), lambda _: None)
                 return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
             tally, kept = Tally(), dict[str, int]()
+            self._rows = self._new_rows()
             with self._touched.followed():
                 await self._barrier()
                 await self._finish_marked(tally)
-                await self._remove_trees(tally, kept, before_us=before_us, keep=keep)
+                # What ended before the cutoff has no other documents left from here on.
                 await self._remove_retired(tally)
+                await self._remove_trees(tally, kept, before_us=before_us, keep=keep)
                 await self._sweep(tally)
             pages = await self._reclaim()
             return make_report(tally, dry_run=False, before=before, kept=kept, pages=pages)
@@ -99,6 +102,7 @@ class Collector:
         tally = Tally()
         try:
             async with self._turn:
+                self._rows = self._new_rows()
                 with self._touched.followed():
                     await self._finish_marked(tally)
         except (SessionPoisonedError, SessionClosedError):
@@ -108,6 +112,9 @@ class Collector:
             logger.warning("the removal of trees that was begun earlier stopped: %s", error)
             return
         logger.info("finished the removal of %d trees that was begun earlier", tally.trees)
+
+    def _new_rows(self) -> Rows:
+        return Rows(self._raw, now_us=self._session.clock.now_us)
 
     # --- the parts -----------------------------------------------------------------------
 
@@ -166,7 +173,7 @@ class Collector:
         kept = {tree.root.id for tree in group.trees} if keep else frozenset[int]()
         pieces: list[Piece] = []
         size = 0
-        for piece in self._rows.of_group(group, kept=kept, marked=False):
+        for piece in self._rows.of_group(group, kept=kept, marked=False, swept=True):
             size += len(piece.writes)
             if size > PASS_RECORDS_MAX:
                 yield group, None
@@ -233,7 +240,7 @@ class Collector:
 
         if not await self._commit(mark, len(roots), flush=True):
             return len(roots)
-        await self._remove_marked(group, set(roots) if keep else set(), tally)
+        await self._remove_marked(group, set(roots) if keep else set(), tally, swept=True)
         return 0
 
     async def _finish_marked(self, tally: Tally) -> None:
@@ -256,10 +263,13 @@ class Collector:
 
         if marked:
             await self._drive(read(), lambda _: None)
-            await self._remove_marked(Group(trees, []), kept, tally)
+            await self._remove_marked(Group(trees, []), kept, tally, swept=False)
 
-    async def _remove_marked(self, group: Group, kept: set[int], tally: Tally) -> None:
-        await self._remove_pieces(self._rows.of_group(group, kept=kept, marked=True), tally)
+    async def _remove_marked(
+        self, group: Group, kept: set[int], tally: Tally, *, swept: bool
+    ) -> None:
+        pieces = self._rows.of_group(group, kept=kept, marked=True, swept=swept)
+        await self._remove_pieces(pieces, tally)
 
     async def _remove_retired(self, tally: Tally) -> None:
         """Remove retired documents, which nobody can read any more."""
@@ -379,7 +389,7 @@ class Collector:
             # A walk that is left in the middle of a step could not be gone on with.
             answer = await self._session.blocking.run(walk)
         took = trio.current_time() - started
-        self._steps = _fitted(self._steps, took, _STEPS_MIN, _STEPS_MAX)
+        self._steps = _fitted(self._steps, took / self._target(), _STEPS_MIN, _STEPS_MAX)
         await self._rest(took)
         return answer
 
@@ -388,27 +398,40 @@ class Collector:
     ) -> T:
         """Store one commit, and pause."""
         started = trio.current_time()
-        found = await self._runtime.commit(body, flush=flush)
+
+        def timed(tx: TreeTransaction) -> T:
+            # Its turn in the line has come: what it waited for was not its own.
+            nonlocal started
+            started = trio.current_time()
+            return body(tx)
+
+        found = await self._runtime.commit(timed, flush=flush)
         took = trio.current_time() - started
-        if size >= self._records // 2 or took > _STEP_SECONDS:
-            most = PASS_RECORDS_MAX
-            self._records = _fitted(self._records, took, _RECORDS_MIN, most)
+        share = took / self._target()
+        if size >= self._records // 2 or share > 1:
+            self._records = _fitted(self._records, share, _RECORDS_MIN, PASS_RECORDS_MAX)
         await self._rest(took)
         return found
+
+    def _target(self) -> float:
+        """How long a slice or a commit should take now."""
+        return _STEP_SECONDS if self._touched.others() else _ALONE_SECONDS
 
     async def _rest(self, took: float) -> None:
         """Leave the line, and the thread, to others for nine times as long; if there are any."""
         if self._touched.others():
-            await trio.sleep(took * _PAUSE)
+            # On a busy machine most of a long step is waiting, for the processor or for a flush
+            # that others asked for.
+            await trio.sleep(min(took, _STEPS_COUNTED * _STEP_SECONDS) * _PAUSE)
         else:
             await trio.lowlevel.checkpoint()
 
 
-def _fitted(size: int, took: float, least: int, most: int) -> int:
-    """A size that takes about as long as it should."""
-    if took > 1.5 * _STEP_SECONDS:
+def _fitted(size: int, share: float, least: int, most: int) -> int:
+    """A size that takes about as long as it should, of which it took `share` this time."""
+    if share > 1.5:
         return max(least, size // 2)
-    if took < 0.75 * _STEP_SECONDS:
+    if share < 0.75:
         return min(most, size * 2)
     return size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import final
 
 import attrs
@@ -11,6 +11,8 @@ import attrs
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.tasks._gc_rows import Tally
 from pidurable.tasks._gc_trees import REASONS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @final
@@ -65,9 +67,19 @@ def make_report(
     )
 
 
-def check_older_than(older_than: object) -> timedelta:
-    """Refuse an age that is none."""
+def cutoff(now_us: int, older_than: object) -> datetime:
+    """The moment before which something must have ended to be so old.
+
+    Raises:
+        InvalidArgumentError: It is no age.
+    """
     if not isinstance(older_than, timedelta) or older_than < timedelta(0):
         problem = "expected a timedelta of at least 0, as timedelta(days=30) is"
         raise InvalidArgumentError("older_than", problem, show(older_than))
-    return older_than
+    now = _EPOCH + timedelta(microseconds=now_us)
+    return now - min(older_than, now - _EPOCH)
+
+
+def to_us(moment: datetime) -> int:
+    """A moment as UTC microseconds."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)

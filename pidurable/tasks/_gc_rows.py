@@ -22,6 +22,8 @@ from pidurable.tasks._gc_trees import PAGE, Group
 
 _CONVERSATION_SCOPE = 1
 _TASK_SCOPE = 2
+AHEAD = 64
+"""Most rows that are read ahead."""
 PIECE = 50
 """Most rows of one piece: what is deleted together at least."""
 
@@ -80,19 +82,41 @@ class Piece(NamedTuple):
 class Rows:
     """Makes the pieces of groups. Reads a page at a time, in a thread."""
 
-    def __init__(self, storage: Storage, *, now_us: Callable[[], int]) -> None:
-        """Read from a storage that shows large values as they are stored, by reference."""
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        now_us: Callable[[], int],
+        is_gone: Callable[[DocumentRow], bool] = lambda _: False,
+    ) -> None:
+        """Make the pieces of one collection.
+
+        Args:
+            storage: Shows large values as they are stored, by reference.
+            now_us: The wall clock.
+            is_gone: For a dry run: whether a document would have gone before.
+        """
         self._storage = storage
         self._now_us = now_us
+        self._is_gone = is_gone
+        self._inputs = _SizesAhead(storage, RecordKind.INPUT)
+        self._outcomes = _SizesAhead(storage, RecordKind.OUTCOME)
 
-    def of_group(self, group: Group, *, kept: Set[int], marked: bool) -> Iterator[Piece]:
+    def of_group(
+        self, group: Group, *, kept: Set[int], marked: bool, swept: bool
+    ) -> Iterator[Piece]:
         """Everything that goes of some trees.
 
         Args:
             group: The trees.
             kept: Those of their roots whose rows and outcomes stay.
             marked: Whether they were marked before, so that their marks go with their roots.
+            swept: Whether retired documents were removed after all of these tasks had ended: with
+                a task all of its documents are retired, so none is left.
         """
+        low = min(tree.root.id for tree in group.trees)
+        self._inputs.look_from(low)
+        self._outcomes.look_from(low)
         roots = {tree.root.id: tree.root for tree in group.trees}
         parts: list[Iterator[tuple[int, bool]]] = []
         for tree in group.trees:
@@ -100,30 +124,29 @@ class Rows:
             parts.append((id, False) for id in reversed(tree.conversations))
         for id, is_task in heapq.merge(*parts, reverse=True):
             if is_task:
-                yield from self._of_task(id, roots.get(id), kept=id in kept, marked=marked)
+                if not swept:
+                    yield from self._of_documents(_TASK_SCOPE, id)
+                yield self._of_task(id, roots.get(id), kept=id in kept, marked=marked)
             else:
                 yield from self._of_conversation(id)
 
-    def _of_task(
-        self, id: int, root: TaskRow | None, *, kept: bool, marked: bool
-    ) -> Iterator[Piece]:
-        storage = self._storage
-        yield from self._of_documents(_TASK_SCOPE, id)
+    def _of_task(self, id: int, root: TaskRow | None, *, kept: bool, marked: bool) -> Piece:
         writes: list[Write] = [(Op.INPUT_DELETE, (id,))]
-        size = stored_size(storage.task_input(id))
+        size = self._inputs.of(id)
         if root is not None and marked:
             writes.append((Op.REMOVAL_DELETE, (id,)))
         if kept:
-            yield Piece(writes, "", 0, size, root=id)
-            return
-        size += stored_size(storage.task_outcome(id))
+            # One that was marked has lost its input by that.
+            size = 0 if marked else size
+            return Piece(writes, "", 0, size, root=id)
+        size += self._outcomes.of(id)
         writes.append((Op.OUTCOME_DELETE, (id,)))
         writes.append((Op.TASK_DELETE, (id,)))
         if root is not None and root.key is not None:
             status = root.outcome_status or "ended"
             stub = StubRow(TASK, root.conversation, root.key, id, "", status, self._now_us())
             writes.append((Op.STUB, stub))
-        yield Piece(writes, "tasks", 1, size, task=id, root=None if root is None else id)
+        return Piece(writes, "tasks", 1, size, task=id, root=None if root is None else id)
 
     def _of_conversation(self, id: int) -> Iterator[Piece]:
         storage = self._storage
@@ -155,7 +178,8 @@ class Rows:
 
     def _of_documents(self, scope: int, scope_id: int) -> Iterator[Piece]:
         for row in self._storage.documents_ever(scope, scope_id):
-            yield from self.of_document(row)
+            if not self._is_gone(row):
+                yield from self.of_document(row)
 
     def of_document(self, row: DocumentRow) -> Iterator[Piece]:
         """A document with its revisions, of which a rewindable one may have many."""
@@ -175,6 +199,44 @@ class Rows:
         yield Piece(deletes, "documents", 1, 0, document=address)
 
 
+class _SizesAhead:
+    """Sizes of what hangs on tasks, read ahead as long as the tasks are asked for in a row.
+
+    Old trees lie beside each other, so most tasks need no read of their own.
+    """
+
+    def __init__(self, storage: Storage, kind: RecordKind) -> None:
+        self._storage = storage
+        self._kind = kind
+        self._hint = 0
+        self._low = 1
+        self._sizes: dict[int, int] = {}
+        self._upto = 0
+        """Up to this task all are known that are not below `_low`."""
+        self._asked = 0
+        self._limit = 1
+
+    def look_from(self, low: int) -> None:
+        """The next tasks that are asked for are about here."""
+        self._hint = low
+
+    def of(self, task: int) -> int:
+        """The bytes of one; 0 where there is nothing."""
+        if not self._low <= task <= self._upto:
+            first = self._hint if self._hint <= task < self._hint + AHEAD else task
+            was_used = self._asked >= len(self._sizes) // 2
+            self._limit = min(self._limit * 2, AHEAD) if was_used else 1
+            rows = self._storage.scan(self._kind, after=(first - 1,), limit=self._limit)
+            self._sizes = {row[0]: stored_size(row[1]) for row in rows}
+            self._low, self._asked = first, 0
+            self._upto = rows[-1][0] if len(rows) == self._limit else 2**63
+            if task > self._upto:
+                rows = self._storage.scan(self._kind, after=(task - 1,), limit=1)
+                return stored_size(rows[0][1]) if rows and rows[0][0] == task else 0
+        self._asked += 1
+        return self._sizes.get(task, 0)
+
+
 def retired_documents(storage: Storage) -> Iterator[DocumentRow | None]:
     """Give the documents that nobody can read any more, whenever they were retired.
 
@@ -184,11 +246,16 @@ def retired_documents(storage: Storage) -> Iterator[DocumentRow | None]:
     while rows := storage.scan(RecordKind.DOCUMENT, after=after, limit=PAGE):
         for values in rows:
             row = DocumentRow(*values)
-            kept = row.scope == _CONVERSATION_SCOPE and row.history == "rewindable"
-            if row.retired_seq is not None and not kept:
+            if is_unreadable(row):
                 yield row
         yield None
         after = (rows[-1][0],)
+
+
+def is_unreadable(row: DocumentRow) -> bool:
+    """Whether nobody can read a document any more."""
+    kept = row.scope == _CONVERSATION_SCOPE and row.history == "rewindable"
+    return row.retired_seq is not None and not kept
 
 
 def stored_size(text: str | None) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pidurable.session._removals import Removal
 from pidurable.storage import RECORDS, Op, RecordKind, Storage
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
-from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents
+from pidurable.tasks._gc_rows import Piece, Rows, Tally, is_unreadable, retired_documents
 from pidurable.tasks._gc_trees import Group, TreeWalk, read_awaited, tree_below
 
 _CONVERSATION_SCOPE = 1
@@ -78,13 +78,29 @@ class Survey:
         self._storage = storage
         self._before_us = before_us
         self._keep = keep
-        self._rows = Rows(storage, now_us=lambda: 0)
+        self._swept = False
+        """Whether all retired documents were counted."""
+        self._rows = Rows(
+            storage,
+            now_us=lambda: 0,
+            is_gone=lambda row: self._swept and is_unreadable(row),
+        )
         self._gone = _Gone()
 
     def steps(self) -> Iterator[None]:
         """Do it, in small steps."""
         storage, tally = self._storage, self.tally
         begun = yield from self._go_on_with_marked()
+        self._gone.sort()
+        retired: list[Piece] = []
+        for document in retired_documents(storage):
+            if document is not None and not self._gone.has(Op.DOCUMENT_DELETE, document.id):
+                retired += self._rows.of_document(document)
+            yield None
+        for piece in retired:
+            self._note(piece)
+        self._gone.sort()
+        self._swept = True
         awaited: set[int] = set()
         for some in read_awaited(storage):
             awaited.update(some or ())
@@ -99,16 +115,8 @@ class Survey:
         self.kept = walk.kept
         for group in walk.groups():
             if group is not None and group.trees[0].root.id not in begun:
-                yield from self._count(group, keep=self._keep)
+                yield from self._count(group, keep=self._keep, swept=True)
             yield None
-        self._gone.sort()
-        retired: list[Piece] = []
-        for document in retired_documents(storage):
-            if document is not None and not self._gone.has(Op.DOCUMENT_DELETE, document.id):
-                retired += self._rows.of_document(document)
-            yield None
-        for piece in retired:
-            self._note(piece)
         self._gone.sort()
         for window in blob_windows(storage):
             if window is not None:
@@ -125,13 +133,13 @@ class Survey:
             for tree in () if root is None else tree_below(self._storage, root):
                 if tree is not None:
                     keep = self._storage.task_input(id) is None
-                    yield from self._count(Group([tree], []), keep=keep)
+                    yield from self._count(Group([tree], []), keep=keep, swept=False)
                 yield None
         return marked
 
-    def _count(self, group: Group, *, keep: bool) -> Iterator[None]:
+    def _count(self, group: Group, *, keep: bool, swept: bool) -> Iterator[None]:
         kept = {tree.root.id for tree in group.trees} if keep else frozenset[int]()
-        for piece in self._rows.of_group(group, kept=kept, marked=False):
+        for piece in self._rows.of_group(group, kept=kept, marked=False, swept=swept):
             self._note(piece)
             yield None
 

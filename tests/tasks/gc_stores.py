@@ -207,7 +207,9 @@ def _plant_one(made: Planted, draw: random.Random, roots: list[int], text: Any) 
         scope = draw.choice((0, 1, 2) if tasks else (0, 1))
         place = (0, draw.choice(conversations), draw.choice(tasks or [0]))[scope]
         history = draw.choice(("latest", "rewindable")) if scope == 1 else "latest"
-        retired = draw.random() < 0.4
+        # A task that ends takes its documents with it.
+        ended_task = scope == 2 and made.tasks[place].ended_us is not None
+        retired = ended_task or draw.random() < 0.4
         made.document(
             *(scope, place),
             retired=retired,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from gc_stores import (
@@ -21,8 +23,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.errors import SessionPoisonedError
 from pidurable.harness._open import open_harness
+from pidurable.harness._reader import open_reader
 from pidurable.session._seams import InlineBlocking, TrioClock
-from pidurable.storage import RECORDS, MemoryStorage, RecordKind, Storage
+from pidurable.storage import RECORDS, MemoryStorage, RecordKind, SqliteStorage, Storage
 from pidurable.tasks import _gc
 from pidurable.tasks._gc_report import GcReport
 from pidurable.testing import Fault, FaultyStorage
@@ -88,7 +91,7 @@ def check_model(made: Planted, before: Any, storage: Storage, report: GcReport) 
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 500]))
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
     """Whole trees, as the model of them says, in commits of any size; a dry run says the same."""
     made = plant_random(seed)
@@ -128,7 +131,7 @@ def check_whole(made: Planted, storage: Storage) -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 500]))
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_a_crash_after_any_commit_leaves_no_half_of_a_tree(seed: int, records_max: int) -> None:
     """At each commit every record has its owners; what was begun is finished by the opening."""
     made = plant_random(seed)
@@ -189,3 +192,28 @@ def test_the_outcomes_of_the_roots_can_be_kept(seed: int, records_max: int) -> N
         last = run(lambda: collected(storage.reopen()))
         assert last.trees == len(model.roots)
     check_owners(storage.reopen())
+
+
+@pytest.mark.parametrize("seed", [7, 44, 101])
+async def test_a_file_and_a_reader_beside_its_holder_say_the_same(
+    seed: int, tmp_path: Path
+) -> None:
+    """The dry run of a reader, that of the holder, and the removal have the same figures."""
+    made = plant_random(seed)
+    store = tmp_path / "s.sqlite"
+    made.store(SqliteStorage(store, durability="process"))
+    options: Any = {"clock": TrioClock(NOW_US), "durability": "process"}
+    async with (
+        open_harness(store, blocking=InlineBlocking(), **options) as harness,
+        open_reader(store, blocking=InlineBlocking(), clock=options["clock"]) as reader,
+    ):
+        before = everything(harness.session.raw_storage)
+        told = await reader.gc(older_than=MONTH)
+        again = await harness.gc(older_than=MONTH, dry_run=True)
+        done = await harness.gc(older_than=MONTH)
+        check_model(made, before, harness.session.raw_storage, done)
+        same = {"dry_run", "before", "pages_freed", "pages_left"}
+        expect = attrs.asdict(done, filter=lambda field, _: field.name not in same)
+        for report in (told, again):
+            assert {**attrs.asdict(report), **expect} == attrs.asdict(report)
+        assert (await reader.gc(older_than=MONTH)).trees == 0
