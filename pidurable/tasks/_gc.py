@@ -13,9 +13,9 @@ stay for the next collection. The same holds for blobs: a text that is written w
 for is looked through when it is staged.
 
 Each slice and each commit is kept to a few milliseconds while others commit, and is followed by a
-pause of nine times its length: a collection takes at most a tenth of the line. Alone it makes no
-pauses. Its commits are not flushed, but for those that mark: what a loss of power undoes of them is
-found again.
+pause of nine times what it costs (`_gc_pace`): a collection takes about a tenth of the line. Alone
+it makes no pauses. Its commits are not flushed, but for those that mark: what a loss of power
+undoes of them is found again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pidurable.session._removals import Removal
 from pidurable.session._seams import logger
 from pidurable.storage import Op, RemovalRow
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
+from pidurable.tasks._gc_pace import Pace
 from pidurable.tasks._gc_report import GcReport, cutoff, make_report, to_us
 from pidurable.tasks._gc_rows import Piece, Rows, Tally, retired_documents, stored_size
 from pidurable.tasks._gc_survey import Survey
@@ -44,16 +45,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STEP_SECONDS = 0.003
-"""What a slice, or a commit, should take while others commit."""
-_ALONE_SECONDS = 0.03
-"""The same while nobody else does."""
-_PAUSE = 9
-_STEPS_COUNTED = 4
-"""A slice or a commit counts at most as much as so many that take as long as they should."""
-_STEPS_MIN, _STEPS_MAX = 128, 8_192
-_RECORDS_MIN = 64
-_RECLAIM_PAGES = 64
+_STEPS_MIN, _STEPS_MAX = 64, 8_192
+_RECORDS_MIN = 32
+_PAGES_MIN, _PAGES_MAX = 16, 256
 
 
 class Collector:
@@ -66,8 +60,9 @@ class Collector:
         self._rows = self._new_rows()
         self._turn = trio.Lock()
         self._touched = Touched(runtime.session)
-        self._steps = _STEPS_MIN
-        self._records = _RECORDS_MIN
+        self._steps = Pace(least=_STEPS_MIN, most=_STEPS_MAX)
+        self._records = Pace(least=_RECORDS_MIN, most=PASS_RECORDS_MAX)
+        self._pages = Pace(least=_PAGES_MIN, most=_PAGES_MAX)
 
     # --- what is called ------------------------------------------------------------------
 
@@ -189,7 +184,7 @@ class Collector:
         while place < len(ready):
             some: list[tuple[Group, list[Piece]]] = []
             size = 0
-            while place < len(ready) and (not some or size < self._records):
+            while place < len(ready) and (not some or size < self._records.size):
                 some.append(ready[place])
                 size += sum(len(piece.writes) for piece in ready[place][1])
                 place += 1
@@ -292,7 +287,7 @@ class Collector:
             while place < len(found):
                 some: list[Piece] = []
                 size = 0
-                while place < len(found) and (not some or size < self._records):
+                while place < len(found) and (not some or size < self._records.size):
                     some.append(found[place])
                     size += len(found[place].writes)
                     place += 1
@@ -323,7 +318,7 @@ class Collector:
     async def _remove_blobs(self, window: dict[str, int], tally: Tally) -> None:
         names = sorted(window)
         while names:
-            some, names = names[: self._records], names[self._records :]
+            some, names = names[: self._records.size], names[self._records.size :]
 
             def body(tx: TreeTransaction, some: list[str] = some) -> Tally:
                 going = Tally()
@@ -345,9 +340,9 @@ class Collector:
         freed = 0
         left = await session.worker.run(session.storage.reclaim, 0)
         while left:
-            started = trio.current_time()
-            now = await session.worker.run(session.storage.reclaim, _RECLAIM_PAGES)
-            await self._rest(trio.current_time() - started)
+            started, pages = trio.current_time(), self._pages.size
+            now = await session.worker.run(session.storage.reclaim, pages)
+            await self._rest(self._pages, pages, trio.current_time() - started)
             if now >= left:
                 # A store that cannot give any back, or others use them faster.
                 break
@@ -369,7 +364,7 @@ class Collector:
         self, steps: Iterator[T | None], *, most: int = PASS_RECORDS_MAX
     ) -> tuple[list[T], bool]:
         """Walk some steps in a thread; return what they gave, and whether there are more."""
-        count = self._steps
+        count = self._steps.size
 
         def walk() -> tuple[list[T], bool]:
             found: list[T] = []
@@ -388,9 +383,7 @@ class Collector:
         with trio.CancelScope(shield=True):
             # A walk that is left in the middle of a step could not be gone on with.
             answer = await self._session.blocking.run(walk)
-        took = trio.current_time() - started
-        self._steps = _fitted(self._steps, took / self._target(), _STEPS_MIN, _STEPS_MAX)
-        await self._rest(took)
+        await self._rest(self._steps, count, trio.current_time() - started)
         return answer
 
     async def _commit(
@@ -406,34 +399,16 @@ class Collector:
             return body(tx)
 
         found = await self._runtime.commit(timed, flush=flush)
-        took = trio.current_time() - started
-        share = took / self._target()
-        if size >= self._records // 2 or share > 1:
-            self._records = _fitted(self._records, share, _RECORDS_MIN, PASS_RECORDS_MAX)
-        await self._rest(took)
+        await self._rest(self._records, size, trio.current_time() - started)
         return found
 
-    def _target(self) -> float:
-        """How long a slice or a commit should take now."""
-        return _STEP_SECONDS if self._touched.others() else _ALONE_SECONDS
-
-    async def _rest(self, took: float) -> None:
-        """Leave the line, and the thread, to others for nine times as long; if there are any."""
-        if self._touched.others():
-            # On a busy machine most of a long step is waiting, for the processor or for a flush
-            # that others asked for.
-            await trio.sleep(min(took, _STEPS_COUNTED * _STEP_SECONDS) * _PAUSE)
+    async def _rest(self, pace: Pace, done: int, seconds: float) -> None:
+        """Leave everything to others for a while, if there are any."""
+        pause = pace.took(done, seconds, busy=self._touched.others())
+        if pause:
+            await trio.sleep(pause)
         else:
             await trio.lowlevel.checkpoint()
-
-
-def _fitted(size: int, share: float, least: int, most: int) -> int:
-    """A size that takes about as long as it should, of which it took `share` this time."""
-    if share > 1.5:
-        return max(least, size // 2)
-    if share < 0.75:
-        return min(most, size * 2)
-    return size
 
 
 def _stage(tx: TreeTransaction, pieces: list[Piece], going: Tally) -> None:

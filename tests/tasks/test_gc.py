@@ -39,7 +39,7 @@ from pidurable.harness._open import Harness, open_harness
 from pidurable.records._messages import Block, ImageBlock, TextBlock
 from pidurable.session._seams import InlineBlocking, TrioClock
 from pidurable.storage import MemoryStorage, RecordKind, SqliteStorage, Storage
-from pidurable.tasks import _gc
+from pidurable.tasks import _gc, _gc_pace
 from pidurable.testing import Fault, FaultyStorage
 
 MONTH = timedelta(days=30)
@@ -174,7 +174,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove record by record."""
     monkeypatch.setattr(_gc, "PASS_RECORDS_MAX", 4)
     monkeypatch.setattr(_gc, "_RECORDS_MIN", 1)
-    monkeypatch.setattr(_gc, "_fitted", lambda size, share, least, most: least)
+    monkeypatch.setattr(_gc_pace.Pace, "took", lambda *_, **__: 0.0)
 
 
 async def test_a_removal_that_is_cancelled_goes_on_next_time(
@@ -476,7 +476,7 @@ async def test_an_interrupted_removal_leaves_no_output_for_a_new_run(
 ) -> None:
     """Killed half way through 1,000 outputs: the removal ends on its own, the new run works."""
     monkeypatch.setattr(_gc, "PASS_RECORDS_MAX", 50)
-    monkeypatch.setattr(_gc, "_fitted", lambda size, share, least, most: 50)
+    monkeypatch.setattr(_gc, "_RECORDS_MIN", 50)
     found = Registry()
     found.install(Extension("gc", tasks=[Collecting()]))
     store = tmp_path / "s.sqlite"
