@@ -486,7 +486,9 @@ def _add_task_abort(app: App, host: Host) -> None:
 
 def _add_task_lift(app: App, host: Host) -> None:
     @app.command
-    def retry(*ids: str, store: Store = None, output: Output = None) -> int:
+    def retry(
+        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
+    ) -> int:
         """Let blocked tasks be tried again, with their crashes forgiven; runs nothing itself.
 
         Args:
@@ -494,11 +496,13 @@ def _add_task_lift(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import lift_tasks
 
-        options = _options(host, store=store, output=output)
+        options = _options(host, store=store, output=output, timeout=timeout)
         return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="retry"))
 
     @app.command
-    def resume(*ids: str, store: Store = None, output: Output = None) -> int:
+    def resume(
+        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
+    ) -> int:
         """Let tasks that a restart interrupted go on, with all below; runs nothing itself.
 
         Args:
@@ -506,7 +510,7 @@ def _add_task_lift(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import lift_tasks
 
-        options = _options(host, store=store, output=output)
+        options = _options(host, store=store, output=output, timeout=timeout)
         return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="resume"))
 
 
@@ -521,6 +525,7 @@ def _add_task_signal(app: App, host: Host) -> None:
         key: str | None = None,
         store: Store = None,
         output: Output = None,
+        timeout: Timeout = None,
     ) -> int:
         """Send a task a signal, which it reads when it goes on; runs nothing itself.
 
@@ -532,7 +537,7 @@ def _add_task_signal(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import signal_tasks
 
-        options = _options(host, store=store, output=output)
+        options = _options(host, store=store, output=output, timeout=timeout)
         return _trio(
             functools.partial(
                 signal_tasks,
@@ -591,6 +596,7 @@ def _add_fork(app: App, host: Host) -> None:
         key: str | None = None,
         store: Store = None,
         output: Output = None,
+        timeout: Timeout = None,
     ) -> int:
         """Fork a conversation at an entry of its history; runs nothing itself.
 
@@ -601,7 +607,7 @@ def _add_fork(app: App, host: Host) -> None:
         """
         from pidurable.cli._fork import fork_conversation
 
-        options = _options(host, store=store, output=output)
+        options = _options(host, store=store, output=output, timeout=timeout)
         return _trio(
             functools.partial(fork_conversation, host, options, conversation, at=at, key=key)
         )

@@ -207,6 +207,10 @@ def explain_error(error: BaseException) -> Explained:
             f"(last heartbeat {chosen.heartbeat_age:.1f} s ago)",
             _RULES[1][2],
         )
+    if isinstance(chosen, errors.WaitTimeoutError) and chosen.hint:
+        # Somebody else is to do it, and that was said.
+        remedy = "It stays handed in: do not hand it in again." if chosen.key else ""
+        return Explained(Exit.TIMED_OUT, str(chosen), remedy)
     for kinds, code, remedy in _RULES:
         if isinstance(chosen, kinds):
             said = isinstance(chosen, errors.NotFoundError) and bool(chosen.hint)

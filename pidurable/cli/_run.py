@@ -6,19 +6,22 @@ the model's stream is cut, running calls get ten seconds. The second leaves at o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
 
+from pidurable.agent._models import Models
 from pidurable.agent._services import UNSET, AgentChange
 from pidurable.cli._errors import Exit, UsageError, missing_store
 from pidurable.cli._follow import following
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
 from pidurable.cli._plan import Plan, make_plan
-from pidurable.cli._render import clean, clean_line
+from pidurable.cli._render import clean_line
+from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
+from pidurable.cli._run_outside import Handed, run_outside
 from pidurable.cli._sessions import (
     bring_up_to_date,
     load_registry,
@@ -27,22 +30,21 @@ from pidurable.cli._sessions import (
     store_exists,
 )
 from pidurable.cli._signals import Interrupts, catch_interrupts
-from pidurable.cli._story import reason_text
 from pidurable.errors import StorageAccessError, StorageHeldError, WaitTimeoutError
+from pidurable.harness._client import open_client
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
 from pidurable.harness._reader import Reader, open_reader
 from pidurable.harness._submission import Settled, Submission
-from pidurable.records._codec import encode_usage
-from pidurable.records._codes import explain_code
-from pidurable.records._messages import AssistantMessage, Usage
+from pidurable.records._entries import Entry
 from pidurable.registry import Registry
+from pidurable.session._seams import SystemRandomness
 
 __all__ = ["resume_work", "run_prompt"]
 
 DRAIN_SECONDS = 10.0
 STUCK_LOOK_SECONDS = 0.5
-BLOCKED_SHOWN_MAX = 20
+RACE_SECONDS = 0.1
 PROMPT_CHARS_MAX = 1_000_000
 ENTRIES_MAX = 100_000
 NOTICE = "tools may do everything this user may: read, write, run commands (no approvals yet)"
@@ -66,20 +68,47 @@ async def run_prompt(
         models.resolve(options.model)
     registry = load_registry(options)
     await bring_up_to_date(options.store)
-    if existing and not go_on:
-        await _look_first(options, request_id)
-    host.err(NOTICE)
+    handed = Handed(prompt, request_id, SystemRandomness().uuid())
     with catch_interrupts(options.resume_command) as interrupts:
-        async with open_session(
-            host, options, create=True, registry=registry, models=models
-        ) as harness:
-            root = await harness.root(agent=AgentChange(model=options.model, cwd=options.cwd))
-            await _configure(root, options)
+        while True:
+            code = await run_outside(host, options, handed, interrupts)
+            if code is not None:
+                return code
+            if existing and not go_on and not handed.begun:
+                await _look_first(options, request_id)
+            with contextlib.suppress(StorageHeldError):  # by somebody who was faster
+                return await _run_here(host, options, handed, registry, models, interrupts)
+            await trio.sleep(RACE_SECONDS)
 
-            async def hand_in() -> list[Submission]:
-                return [await root.submit(prompt, request_id=request_id)]
 
-            return await _see_through(host, options, harness, root, hand_in, interrupts)
+async def _run_here(
+    host: Host,
+    options: Options,
+    handed: Handed,
+    registry: Registry,
+    models: Models,
+    interrupts: Interrupts,
+) -> int:
+    """Hold the session, hand in and do the work.
+
+    Raises:
+        StorageHeldError: Another live process holds it. Nothing was done.
+    """
+    host.err(NOTICE)
+    async with open_session(
+        host, options, create=True, registry=registry, models=models
+    ) as harness:
+        root = await harness.root(agent=AgentChange(model=options.model, cwd=options.cwd))
+        await _configure(root, options)
+
+        async def hand_in() -> list[Submission]:
+            if not handed.begun:
+                return [await root.submit(handed.prompt, request_id=handed.request_id)]
+            # It waited for a holder that has gone, or was answered by that one; now it is this one.
+            async with open_client(options.store) as client:
+                return [Submission(harness, await handed.submit(client, None))]
+
+        return await _see_through(host, options, harness, root, hand_in, interrupts)
 
 
 def _check_prompt(prompt: str) -> None:
@@ -116,7 +145,6 @@ async def _look_first(options: Options, request_id: str | None) -> None:
     """
     try:
         async with open_reader(options.store) as reader:
-            await _refuse_held(reader)
             plan = await make_plan(reader, Registry())
             if plan.is_empty:
                 return
@@ -231,7 +259,18 @@ async def _see_through(
         first(lambda: _notice_stuck(host, harness))
     if end.code is not None:
         return end.code
-    return await _report(host, options, harness, end.settled, single=not resumed)
+
+    async def entries(settled: Settled) -> list[Entry]:
+        record = harness.session.submission(settled.id)
+        assert record is not None
+        assert settled.entry is not None
+        return await harness.conversation(record.conversation_id).history(
+            after=settled.entry,
+            before=None if settled.answer is None else settled.answer + 1,
+            limit=ENTRIES_MAX,
+        )
+
+    return await report(host, options, end.settled, entries, single=not resumed)
 
 
 async def _finish(
@@ -278,16 +317,7 @@ async def _settled_or_held(harness: Harness, submission: Submission) -> Settled:
                 if record.status != "queued":
                     break
                 if conversation.live()["run"] is None:
-                    return Settled(
-                        id=record.id,
-                        status="queued",
-                        reason=None,
-                        detail=None,
-                        entry=None,
-                        answer=None,
-                        run=None,
-                        answer_text="",
-                    )
+                    return held_back(record)
     return await submission.wait()
 
 
@@ -310,108 +340,11 @@ async def _notice_stuck(host: Host, harness: Harness) -> Exit:
         await trio.sleep(STUCK_LOOK_SECONDS)
         live = harness.session.storage.live_tasks(limit=10_000)
         blocked = [row for row in live if row.blocked]
-        moving = [row for row in live if not row.blocked and not _waits_for_others(harness, row)]
+        moving = [
+            row for row in live if not row.blocked and not waits_for_others(harness.task(row.id))
+        ]
         seen = seen + 1 if blocked and not moving else 0
         if seen >= 2:
             break
-    for row in blocked[:BLOCKED_SHOWN_MAX]:
-        code = row.blocked or ""
-        host.err(
-            f"task {row.id} ({clean_line(row.kind)}) is blocked: {clean_line(code)}. "
-            f"{explain_code(code) or ''}",
-            "yellow",
-        )
-    if len(blocked) > BLOCKED_SHOWN_MAX:
-        host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
-    # One way out for each reason, of the first task that is blocked for it.
-    for row in {row.blocked: row for row in reversed(blocked)}.values():
-        host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
+    say_stuck(host, blocked)
     return Exit.PARKED
-
-
-def _way_out(row: Any) -> str:
-    """What a person does about one blocked task."""
-    if row.blocked == "interrupted":
-        return f"`pidurable task resume {row.id}` and `pidurable resume`"
-    if row.blocked in ("faulted", "crash_loop"):
-        return f"mend the cause, `pidurable task retry {row.id}` and `pidurable resume`"
-    return "install what is missing (--extension) and `pidurable resume`"
-
-
-def _waits_for_others(harness: Harness, row: Any) -> bool:
-    """Whether a task can only be moved by others: it waits without a deadline, or has decided."""
-    record = harness.task(row.id)
-    if record.status.word == "completing":
-        return True
-    wait = record.wait
-    return record.status.word == "waiting" and (wait is None or wait.deadline_us is None)
-
-
-# --- the result -------------------------------------------------------------------------------
-
-
-async def _report(
-    host: Host,
-    options: Options,
-    harness: Harness,
-    settled: Sequence[Settled],
-    *,
-    single: bool,
-) -> int:
-    """Write the answers to stdout and say by the exit code how it went."""
-    codes = [_code(each) for each in settled]
-    if options.output == "json":
-        found = [await _settled_json(harness, each) for each in settled]
-        host.out_json(found[0] if single else {"submissions": found})
-    elif options.output == "ids":
-        host.out(str(each.id) for each in settled)
-    else:
-        for each in settled:
-            if each.status == "done":
-                host.out(clean(each.text))
-    for each in settled:
-        if each.status == "queued":
-            host.err(
-                f"submission {each.id} stays queued: the run before it had no answer", "yellow"
-            )
-            host.err("  next: `pidurable run --continue PROMPT` takes it along")
-        elif each.status != "done":
-            host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
-            host.err("  next: `pidurable conversation log` shows how far it came")
-    if not settled:
-        host.err("done: no task is live any more")
-    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
-
-
-def _code(settled: Settled) -> Exit:
-    if settled.status == "done":
-        return Exit.DONE
-    if settled.status == "queued":
-        return Exit.PARKED
-    return Exit.OUT_OF_BUDGET if settled.reason == "turn_limit" else Exit.FAILED
-
-
-async def _settled_json(harness: Harness, settled: Settled) -> dict[str, Any]:
-    """One settled submission, with the usage of its run (failed and cut answers too)."""
-    usage = Usage()
-    if settled.entry is not None:
-        record = harness.session.submission(settled.id)
-        assert record is not None
-        entries = await harness.conversation(record.conversation_id).history(
-            after=settled.entry,
-            before=None if settled.answer is None else settled.answer + 1,
-            limit=ENTRIES_MAX,
-        )
-        for entry in entries:
-            for message in entry.messages:
-                if isinstance(message, AssistantMessage):
-                    usage += message.usage
-    return {
-        "submission": settled.id,
-        "run": settled.run,
-        "status": settled.status,
-        "text": settled.text if settled.status == "done" else None,
-        "reason": settled.reason,
-        "detail": settled.detail,
-        "usage": encode_usage(usage),
-    }

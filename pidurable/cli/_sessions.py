@@ -18,13 +18,20 @@ from pidurable.cli._errors import missing_store
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.errors import NotAStoreError, StorageAccessError, StorageCorruptError
-from pidurable.harness._open import Harness, open_harness
+from pidurable.harness._open import Harness, open_harness, open_quiet_harness
 from pidurable.registry import ExtensionLoader, Registry
 from pidurable.storage import SqliteStorage
 from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite_open import identify, is_missing
 
-__all__ = ["bring_up_to_date", "load_registry", "open_models", "open_session", "store_exists"]
+__all__ = [
+    "bring_up_to_date",
+    "load_registry",
+    "open_models",
+    "open_session",
+    "open_to_tidy",
+    "store_exists",
+]
 
 BUNDLED = "pidurable.extensions.coding"
 
@@ -106,6 +113,22 @@ async def open_session(
         registry=registry,
         models=models or open_models(host),
         create=create,
+        failpoints=host.failpoints,
+    ) as harness:
+        yield harness
+
+
+@asynccontextmanager
+async def open_to_tidy(host: Host, options: Options) -> AsyncIterator[Harness]:
+    """Hold an existing store with its code at hand; input of others waits and starts nothing.
+
+    Raises:
+        StorageHeldError: Another live process holds it.
+    """
+    async with open_quiet_harness(
+        options.store,
+        registry=load_registry(options),
+        models=open_models(host),
         failpoints=host.failpoints,
     ) as harness:
         yield harness

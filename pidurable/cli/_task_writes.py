@@ -2,42 +2,30 @@
 
 The store is held for the moment of the commit and nothing in it runs meanwhile, not even an abort
 that was asked for earlier: whoever lifts a block or sends a message has not asked for that.
-`pidurable resume` goes on with it. A live holder is named and left alone.
+`pidurable resume` goes on with it. A live holder is asked to make the commit itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options, check_text
+from pidurable.cli._outside import change
 from pidurable.cli._render import CELL_CHARS_MAX, clean_line, outcome_word
 from pidurable.cli._sessions import bring_up_to_date
 from pidurable.cli._tasks import check_store
 from pidurable.errors import NotJsonError
-from pidurable.harness._open import Harness, open_harness
+from pidurable.harness._client import Client
+from pidurable.harness._open import Harness
 from pidurable.harness._reader import open_reader
 from pidurable.records import _json
 from pidurable.records._tasks import TaskRecord
-from pidurable.registry import Registry
 from pidurable.tasks._transaction import TreeTransaction
 
-__all__ = ["holding", "lift_tasks", "say_how_to_go_on", "signal_tasks"]
-
-
-@asynccontextmanager
-async def holding(host: Host, options: Options) -> AsyncIterator[Harness]:
-    """Hold the store without letting anything in it run."""
-    # No extension is loaded: no code is needed to commit, and one that is broken must not keep
-    # anybody from looking after what it broke.
-    async with open_harness(
-        options.store, registry=Registry(), create=False, failpoints=host.failpoints
-    ) as harness:
-        await harness.drain(seconds=0)
-        yield harness
+__all__ = ["lift_tasks", "say_how_to_go_on", "signal_tasks"]
 
 
 async def signal_tasks(
@@ -58,16 +46,26 @@ async def signal_tasks(
     async with open_reader(options.store) as reader:
         for id in ids:
             await reader.task(id)
-    async with holding(host, options) as harness, harness.commit() as tx:
-        for id in ids:
-            tx.signal(id, name, value, key=key)
+
+    async def own(harness: Harness) -> bool:
+        async with harness.commit() as tx:
+            for id in ids:
+                tx.signal(id, name, value, key=key)
+        return True
+
+    async def ask(client: Client) -> bool:
+        await client.signal_tasks(list(ids), name, value, signal_key=key, timeout=options.timeout)
+        return False
+
+    stored_here = await change(host, options, own=own, ask=ask)
     if options.output == "json":
         host.out_json([{"task": id, "signal": name} for id in ids])
     elif options.output == "ids":
         host.out(str(id) for id in ids)
     else:
         host.out(f"task {id} has the signal {clean_line(name, chars_max=60)}" for id in ids)
-        say_how_to_go_on(host, options)
+        if stored_here:
+            say_how_to_go_on(host, options)
     return Exit.DONE
 
 
@@ -83,17 +81,29 @@ async def lift_tasks(
     for task in tasks:
         if task not in fit:
             host.err(f"task {task.id} is not {_LIFTED[verb]} ({outcome_word(task)}); left alone")
+    stored_here = True
     if fit:
-        async with holding(host, options) as harness, harness.commit() as tx:
-            for task in fit:
-                _lift(tx, verb)(task.id)
+
+        async def own(harness: Harness) -> bool:
+            async with harness.commit() as tx:
+                for task in fit:
+                    _lift(tx, verb)(task.id)
+            return True
+
+        async def ask(client: Client) -> bool:
+            call = client.retry_tasks if verb == "retry" else client.resume_tasks
+            await call([task.id for task in fit], timeout=options.timeout)
+            return False
+
+        stored_here = await change(host, options, own=own, ask=ask)
     if options.output == "json":
         host.out_json([{"task": task.id, "was": task.blocked} for task in fit])
     elif options.output == "ids":
         host.out(str(task.id) for task in fit)
     elif fit:
         host.out(f"task {task.id} was blocked ({_reason(task)}) and may run again" for task in fit)
-        say_how_to_go_on(host, options)
+        if stored_here:
+            say_how_to_go_on(host, options)
     return Exit.DONE
 
 

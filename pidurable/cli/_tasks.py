@@ -1,7 +1,7 @@
 """`pidurable task`: list, show, tree, explain, and abort.
 
 All but the last only look: they read committed state, also beside a running holder, and create
-nothing. `abort` needs to hold the store: a live holder is named and left alone.
+nothing. `abort` holds the store until the tasks have ended, or has its live holder do it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pidurable.cli import _sessions
 from pidurable.cli._errors import Exit, UsageError, missing_store
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options, check_text
+from pidurable.cli._outside import asked, live_holder, say_who_is_asked
 from pidurable.cli._render import (
     age,
     clean,
@@ -27,11 +28,12 @@ from pidurable.cli._render import (
     task_line,
     tree_lines,
 )
-from pidurable.errors import show
+from pidurable.errors import StorageHeldError, WaitTimeoutError, show
+from pidurable.harness._client import Client
 from pidurable.harness._reader import Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
 from pidurable.records._ids import TaskId
-from pidurable.records._tasks import Outcome, Status, TaskRecord, Wait
+from pidurable.records._tasks import Status, TaskRecord, Wait
 from pidurable.tasks._explain import Explanation
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 ID_DIGITS_MAX = 30
+_ABORT_LOOK_SECONDS = 0.05
 REASON_CHARS_MAX = 200
 STATUS_WORDS = {status.word: status for status in Status}
 
@@ -318,22 +321,63 @@ async def abort_tasks(
         if not await trio.to_thread.run_sync(host.confirm, f"abort {_count(live)}?"):
             host.err("nothing was done")
             return Exit.FAILED
-    async with _sessions.open_session(host, options, create=False) as harness:
-        for task in live:
-            await harness.abort_task(task.id, reason=reason)
-        outcomes: dict[int, Outcome[Any]] = {}
-        for task in live:
-            # Nobody asked for other work, so the harness is not started.
-            outcomes[task.id] = await harness.wait_for_task(
-                TaskId(task.id), timeout=options.timeout, start=False
-            )
+    try:
+        outcomes = await _abort_here(host, options, live, reason)
+    except StorageHeldError as held:
+        say_who_is_asked(host, held.pid, held.host)
+        outcomes = await _abort_there(host, options, live, reason)
     if options.output == "json":
-        host.out_json([{"task": id, "status": found.status} for id, found in outcomes.items()])
+        host.out_json([{"task": id, "status": status} for id, status in outcomes.items()])
     elif options.output == "ids":
         host.out(str(id) for id in outcomes)
     else:
-        host.out(f"task {id} {found.status}" for id, found in outcomes.items())
+        host.out(f"task {id} {status}" for id, status in outcomes.items())
     return Exit.DONE
+
+
+async def _abort_here(
+    host: Host, options: Options, live: list[TaskRecord], reason: str
+) -> dict[int, str]:
+    """Hold the store until the tasks have ended; how, by task."""
+    found: dict[int, str] = {}
+    async with _sessions.open_to_tidy(host, options) as harness:
+        for task in live:
+            await harness.abort_task(task.id, reason=reason)
+        for task in live:
+            # Nobody asked for other work, so the harness is not started.
+            outcome = await harness.wait_for_task(
+                TaskId(task.id), timeout=options.timeout, start=False
+            )
+            found[task.id] = outcome.status
+    return found
+
+
+async def _abort_there(
+    host: Host, options: Options, live: list[TaskRecord], reason: str
+) -> dict[int, str]:
+    """Have the holder abort tasks, and look until they have ended; how, by task."""
+    ids = [task.id for task in live]
+    began = trio.current_time()
+
+    async def ask(client: Client) -> None:
+        await client.abort_tasks(ids, reason, timeout=options.timeout)
+
+    await asked(host, options, ask)
+    async with open_reader(options.store) as reader:
+        while True:
+            tasks = [await reader.task(id) for id in ids]
+            running = [task.id for task in tasks if task.status is not Status.TERMINAL]
+            if not running:
+                return {task.id: task.outcome.status for task in tasks if task.outcome}
+            holder = await live_holder(reader)
+            if holder is None:
+                break
+            if options.timeout is not None and trio.current_time() - began >= options.timeout:
+                hint = f"It is being aborted by process {holder.record.pid}."
+                raise WaitTimeoutError(f"the end of task {running[0]}", options.timeout, hint)
+            await trio.sleep(_ABORT_LOOK_SECONDS)
+    # The mark is stored, but whoever was to see to it is gone.
+    return await _abort_here(host, options, live, reason)
 
 
 def _count(live: list[TaskRecord]) -> str:

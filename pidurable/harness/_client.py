@@ -212,9 +212,24 @@ class Client:
         Raises:
             UnknownTaskError: This session has no such task.
         """
-        asked = {"tasks": [task_id], "reason": reason}
-        (status,) = await self._ask("abort", asked, key, timeout)
-        return cast("OutcomeStatus | None", status)
+        (status,) = await self.abort_tasks([task_id], reason, key=key, timeout=timeout)
+        return status
+
+    async def abort_tasks(
+        self,
+        task_ids: list[int],
+        reason: str = "user",
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[OutcomeStatus | None]:
+        """Ask for the abort of some tasks, in one commit; returns how each had ended already.
+
+        Raises:
+            UnknownTaskError: This session has no such task; then none is aborted.
+        """
+        asked = {"tasks": list(task_ids), "reason": reason}
+        return cast("list[OutcomeStatus | None]", await self._ask("abort", asked, key, timeout))
 
     async def retry_task(
         self,
@@ -228,8 +243,23 @@ class Client:
         Raises:
             UnknownTaskError, InvalidArgumentError: As `Harness.retry_task`.
         """
-        (lifted,) = await self._ask("retry", {"tasks": [task_id]}, key, timeout)
-        return bool(lifted)
+        (lifted,) = await self.retry_tasks([task_id], key=key, timeout=timeout)
+        return lifted
+
+    async def retry_tasks(
+        self,
+        task_ids: list[int],
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[bool]:
+        """Let blocked tasks be looked at again, in one commit; returns which were blocked.
+
+        Raises:
+            UnknownTaskError, InvalidArgumentError: As `Harness.retry_task`; then none was.
+        """
+        asked = {"tasks": list(task_ids)}
+        return cast("list[bool]", await self._ask("retry", asked, key, timeout))
 
     async def resume_task(
         self,
@@ -243,8 +273,23 @@ class Client:
         Raises:
             UnknownTaskError, InvalidArgumentError: As `Harness.resume_task`.
         """
-        (lifted,) = await self._ask("resume", {"tasks": [task_id]}, key, timeout)
-        return bool(lifted)
+        (lifted,) = await self.resume_tasks([task_id], key=key, timeout=timeout)
+        return lifted
+
+    async def resume_tasks(
+        self,
+        task_ids: list[int],
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[bool]:
+        """Let interrupted tasks go on, in one commit; returns which were interrupted.
+
+        Raises:
+            UnknownTaskError, InvalidArgumentError: As `Harness.resume_task`; then none was.
+        """
+        asked = {"tasks": list(task_ids)}
+        return cast("list[bool]", await self._ask("resume", asked, key, timeout))
 
     async def fork(
         self,

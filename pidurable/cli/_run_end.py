@@ -1,0 +1,136 @@
+"""How a run ends for whoever asked for it: the answer, or why there is none, and the exit code.
+
+The same whether this process did the work or another one that holds the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from pidurable.cli._errors import Exit
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.cli._render import clean, clean_line
+from pidurable.cli._story import reason_text
+from pidurable.harness._submission import Settled
+from pidurable.records._codec import encode_usage
+from pidurable.records._codes import explain_code
+from pidurable.records._entries import Entry
+from pidurable.records._messages import AssistantMessage, Usage
+from pidurable.records._submissions import SubmissionRecord
+from pidurable.records._tasks import TaskRecord
+
+__all__ = ["held_back", "report", "say_stuck", "waits_for_others"]
+
+BLOCKED_SHOWN_MAX = 20
+
+EntriesOf = Callable[[Settled], Awaitable[list[Entry]]]
+"""Reads the entries of a run, from behind its input to its answer."""
+
+
+def held_back(record: SubmissionRecord) -> Settled:
+    """How it stands with input that is queued while nothing is left to place it."""
+    return Settled(
+        id=record.id,
+        status="queued",
+        reason=None,
+        detail=None,
+        entry=None,
+        answer=None,
+        run=None,
+        answer_text="",
+    )
+
+
+def waits_for_others(record: TaskRecord) -> bool:
+    """Whether a task can only be moved by others: it waits without a deadline, or has decided."""
+    if record.status.word == "completing":
+        return True
+    wait = record.wait
+    return record.status.word == "waiting" and (wait is None or wait.deadline_us is None)
+
+
+def say_stuck(host: Host, blocked: Sequence[Any]) -> None:
+    """Say which tasks are blocked, and what a person can do about them."""
+    for row in blocked[:BLOCKED_SHOWN_MAX]:
+        code = row.blocked or ""
+        host.err(
+            f"task {row.id} ({clean_line(row.kind)}) is blocked: {clean_line(code)}. "
+            f"{explain_code(code) or ''}",
+            "yellow",
+        )
+    if len(blocked) > BLOCKED_SHOWN_MAX:
+        host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
+    # One way out for each reason, of the first task that is blocked for it.
+    for row in {row.blocked: row for row in reversed(blocked)}.values():
+        host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
+
+
+def _way_out(row: Any) -> str:
+    """What a person does about one blocked task."""
+    if row.blocked == "interrupted":
+        return f"`pidurable task resume {row.id}` and `pidurable resume`"
+    if row.blocked in ("faulted", "crash_loop"):
+        return f"mend the cause, `pidurable task retry {row.id}` and `pidurable resume`"
+    return "install what is missing (--extension) and `pidurable resume`"
+
+
+async def report(
+    host: Host,
+    options: Options,
+    settled: Sequence[Settled],
+    entries: EntriesOf,
+    *,
+    single: bool,
+) -> int:
+    """Write the answers to stdout and say by the exit code how it went."""
+    codes = [_code(each) for each in settled]
+    if options.output == "json":
+        found = [await _settled_json(entries, each) for each in settled]
+        host.out_json(found[0] if single else {"submissions": found})
+    elif options.output == "ids":
+        host.out(str(each.id) for each in settled)
+    else:
+        for each in settled:
+            if each.status == "done":
+                host.out(clean(each.text))
+    for each in settled:
+        if each.status == "queued":
+            host.err(
+                f"submission {each.id} stays queued: the run before it had no answer", "yellow"
+            )
+            host.err("  next: `pidurable run --continue PROMPT` takes it along")
+        elif each.status != "done":
+            host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
+            host.err("  next: `pidurable conversation log` shows how far it came")
+    if not settled:
+        host.err("done: no task is live any more")
+    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
+
+
+def _code(settled: Settled) -> Exit:
+    if settled.status == "done":
+        return Exit.DONE
+    if settled.status == "queued":
+        return Exit.PARKED
+    return Exit.OUT_OF_BUDGET if settled.reason == "turn_limit" else Exit.FAILED
+
+
+async def _settled_json(entries: EntriesOf, settled: Settled) -> dict[str, Any]:
+    """One settled submission, with the usage of its run (failed and cut answers too)."""
+    usage = Usage()
+    if settled.entry is not None:
+        for entry in await entries(settled):
+            for message in entry.messages:
+                if isinstance(message, AssistantMessage):
+                    usage += message.usage
+    return {
+        "submission": settled.id,
+        "run": settled.run,
+        "status": settled.status,
+        "text": settled.text if settled.status == "done" else None,
+        "reason": settled.reason,
+        "detail": settled.detail,
+        "usage": encode_usage(usage),
+    }

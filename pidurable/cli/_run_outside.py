@@ -1,0 +1,173 @@
+"""`pidurable run` beside a process that holds the session: hand in, follow, print the answer.
+
+The holder does the work, with its own models and tools; what is shown here is read from the store.
+However this process ends, what the holder has taken up is done. Where the holder goes away before
+the answer is there, the caller goes on by holding the session itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+import trio
+
+from pidurable.cli._conversations import entry_lines
+from pidurable.cli._errors import Exit
+from pidurable.cli._host import Host
+from pidurable.cli._options import Options
+from pidurable.cli._outside import live_holder, say_who_is_asked
+from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
+from pidurable.cli._sessions import store_exists
+from pidurable.cli._signals import Interrupts
+from pidurable.errors import NotFoundError, StorageAccessError, WaitTimeoutError
+from pidurable.harness._client import Client, open_client
+from pidurable.harness._reader import HolderView
+from pidurable.harness._submission import Settled
+from pidurable.records._entries import Entry
+
+__all__ = ["Handed", "run_outside"]
+
+LOOK_SECONDS = 0.1
+LOOKS_PER_QUESTION = 5
+"""So often it is looked for entries before it is asked whether anything can still move."""
+ENTRIES_AT_ONCE = 1_000
+
+
+@attrs.define(eq=False)
+class Handed:
+    """A prompt on its way into a session that others may hold."""
+
+    prompt: str
+    request_id: str | None
+    key: str
+    """Of the command: it counts once, however often and to whomever it is handed in."""
+    begun: bool = False
+    """Whether it may have been handed in already."""
+
+    async def submit(self, client: Client, timeout: float | None) -> int:  # noqa: ASYNC109
+        """Hand it in, or wait for the answer if that was done, and return the submission."""
+        self.begun = True
+        return await client.submit(
+            self.prompt, request_id=self.request_id, key=self.key, timeout=timeout
+        )
+
+
+async def run_outside(
+    host: Host, options: Options, handed: Handed, interrupts: Interrupts
+) -> int | None:
+    """Have the holder do it; None where nobody holds the session, or nobody does any more."""
+    if not store_exists(options.store):
+        return None
+    try:
+        async with open_client(options.store) as client:
+            holder = await live_holder(client.reader)
+            if holder is None:
+                return None
+            record = holder.record
+            what = "handing in to it; its models and tools do the work"
+            say_who_is_asked(host, record.pid, record.host, what=what)
+            return await _Follow(host, options, handed, client, holder).to_the_end(interrupts)
+    except StorageAccessError:
+        if handed.begun:
+            raise
+        return None  # empty or half created: opening it for work decides
+
+
+@attrs.define(eq=False)
+class _Follow:
+    """One prompt, followed by reading the store."""
+
+    host: Host
+    options: Options
+    handed: Handed
+    client: Client
+    holder: HolderView
+
+    async def to_the_end(self, interrupts: Interrupts) -> int | None:
+        """The exit code; None where the holder has gone before there was an answer."""
+        ended: list[int | None] = []
+        failed: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+
+            async def first(work: Callable[[], Awaitable[int | None]]) -> None:
+                try:
+                    ended.append(await work())
+                except Exception as error:
+                    # Raised outside of the nursery, as itself and not in a group.
+                    failed.append(error)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self._hand_in_and_follow)
+            nursery.start_soon(first, self._until_gone)
+            nursery.start_soon(first, lambda: self._leave(interrupts))
+        if failed and not ended:
+            raise failed[0]
+        return ended[0]
+
+    async def _hand_in_and_follow(self) -> int:
+        timeout = self.options.timeout
+        started = trio.current_time()
+        submission = await self.handed.submit(self.client, timeout)
+        reader, host = self.client.reader, self.host
+        shown, looks, stuck = 0, 0, 0
+        while True:
+            record = await reader.submission(submission)
+            if record.entry is not None:
+                shown = max(shown, record.entry)
+                for entry in await self._newer(record.conversation_id, shown):
+                    host.err(entry_lines(entry), "dim")
+                    shown = entry.id
+            if record.status in ("done", "unanswered"):
+                settled = await self.client.wait_for_submission(submission, timeout=0)
+                return await self._report(settled)
+            looks += 1
+            if looks % LOOKS_PER_QUESTION == 0:
+                live = await reader.live(record.conversation_id)
+                if record.status == "queued" and (live or {}).get("run") is None:
+                    return await self._report(held_back(record))
+                tasks = await reader.tasks(live=True)
+                blocked = [task for task in tasks if task.blocked]
+                moving = [t for t in tasks if not t.blocked and not waits_for_others(t)]
+                stuck = stuck + 1 if blocked and not moving else 0
+                if stuck >= 2:
+                    say_stuck(host, blocked)
+                    return Exit.PARKED
+            if timeout is not None and trio.current_time() - started >= timeout:
+                host.err(str(WaitTimeoutError("the answer", timeout)), "yellow")
+                host.err(f"  next: it goes on in process {self.holder.record.pid}")
+                return Exit.TIMED_OUT
+            await trio.sleep(LOOK_SECONDS)
+
+    async def _newer(self, conversation_id: int, after: int) -> list[Entry]:
+        return await self.client.reader.entries(conversation_id, after=after, limit=ENTRIES_AT_ONCE)
+
+    async def _report(self, settled: Settled) -> int:
+        async def entries(settled: Settled) -> list[Entry]:
+            record = await self.client.reader.submission(settled.id)
+            found = await self._newer(record.conversation_id, settled.entry or 0)
+            last = settled.answer
+            return [entry for entry in found if last is None or entry.id <= last]
+
+        return await report(self.host, self.options, [settled], entries, single=True)
+
+    async def _until_gone(self) -> None:
+        # It may die without a word, so there is nothing that could tell us.
+        while await live_holder(self.client.reader) is not None:  # noqa: ASYNC110
+            await trio.sleep(LOOK_SECONDS * LOOKS_PER_QUESTION)
+        self.host.err("the process that held the session has gone; going on here", "yellow")
+
+    async def _leave(self, interrupts: Interrupts) -> int:
+        """On the first signal: take back what nobody has begun, leave the rest to the holder."""
+        await interrupts.wait()
+        try:
+            withdrawn = await self.client.withdraw(self.handed.key)
+        except NotFoundError:
+            withdrawn = True
+        if withdrawn:
+            self.host.err("taken back: nothing was handed in")
+        else:
+            pid = self.holder.record.pid
+            self.host.err(f"left; the work goes on in process {pid}")
+            self.host.err("  next: `pidurable conversation log` shows how far it came")
+        return Exit.INTERRUPTED

@@ -1,0 +1,235 @@
+"""Commands beside a process that holds the store: it is asked, and does what was asked for."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import trio
+
+from pidurable import (
+    AgentChange,
+    Harness,
+    Models,
+    Registry,
+    Settings,
+    open_harness,
+    open_reader,
+)
+from pidurable.testing import ScriptedModel, Step
+
+MODEL = "scripted/m"
+Command = Callable[..., Any]
+
+
+@asynccontextmanager
+async def held(store: Path, *steps: Step, **settings: Any) -> AsyncIterator[Harness]:
+    """A process that works on the store; it looks for commands often."""
+    models = Models({"scripted": ScriptedModel(steps)}) if steps else None
+    async with open_harness(
+        store,
+        registry=Registry(),
+        models=models,
+        settings=Settings(**{"commands_seconds": 0.01, **settings}),
+    ) as harness:
+        yield harness
+
+
+async def beside(*calls: Callable[[], Any]) -> list[Any]:
+    """Run commands one after the other, in a thread, while the holder works."""
+    return await trio.to_thread.run_sync(lambda: [call() for call in calls])
+
+
+async def leave_with_work(
+    store: Path, nursery: trio.Nursery, work: Callable[[], Awaitable[None]]
+) -> None:
+    """Hold the store and leave it when a command has been handed in that nobody has looked at."""
+    async with held(store, commands_seconds=3600) as harness:
+        await harness.root()
+        await harness.drain(seconds=0)
+        nursery.start_soon(work)
+        box = harness.session.storage.command_box
+        while not box.has_news():  # noqa: ASYNC110 - another thread hands it in
+            await trio.sleep(0.01)
+
+
+async def test_every_verb_that_writes_is_done_by_the_holder(
+    command: Command, known_store: Path
+) -> None:
+    """Signal, retry, resume, fork and abort give what they give without one, and say who did it."""
+    async with held(known_store) as harness:
+        await harness.drain(seconds=0)
+        found = await beside(
+            lambda: command("task", "signal", "12", "go", "1", "--key", "k"),
+            lambda: command("task", "signal", "12", "go", "1", "--key", "k"),
+            lambda: command("task", "retry", "21"),
+            lambda: command("task", "resume", "21"),
+            lambda: command("conversation", "fork", "1", "-o", "json"),
+        )
+        signals = harness.session.storage.signals(12)
+
+    assert [each.code for each in found] == [0] * 5
+    assert found[0].out == "task 12 has the signal go\n"
+    assert [row.name for row in signals] == ["go"]
+    assert found[2].out == "task 21 was blocked (missing_definition) and may run again\n"
+    assert "left alone" in found[3].err
+    assert json.loads(found[4].out)["parent"] == 1
+    for each in (found[0], found[2], found[4]):
+        assert f"process {os.getpid()} on " in each.err
+        assert "holds this session: asking it" in each.err
+        assert "nothing was run" not in each.err
+
+
+async def test_an_abort_waits_until_the_holder_has_ended_it(
+    command: Command, known_store: Path
+) -> None:
+    """As without a holder; what was aborted is printed with how it ended."""
+    async with held(known_store):
+        (found,) = await beside(lambda: command("task", "abort", "10", "--yes", "-o", "json"))
+
+    assert found.code == 0
+    assert json.loads(found.out) == [{"task": 10, "status": "aborted"}]
+
+
+async def test_what_the_holder_refuses_is_said_as_without_one(
+    command: Command, known_store: Path
+) -> None:
+    """Same text, same exit code, same way out."""
+    verbs = (
+        ("task", "signal", "3", "go"),
+        ("conversation", "fork", "1", "--at", "12"),
+        ("task", "abort", "99", "--yes"),
+    )
+    calls = [functools.partial(command, *verb) for verb in verbs]
+    alone = await beside(*calls)
+    async with held(known_store):
+        asked = await beside(*calls)
+
+    assert [each.code for each in asked] == [each.code for each in alone] == [1, 4, 4]
+    for mine, theirs in zip(alone, asked, strict=True):
+        shown = [line for line in theirs.err.splitlines() if "holds this session" not in line]
+        assert shown == mine.err.splitlines()
+
+
+async def test_a_holder_that_does_not_look_is_waited_for_so_long(
+    command: Command, known_store: Path
+) -> None:
+    """`--timeout` ends with 8, says that nothing was seen, and the holder does it later."""
+    async with held(known_store, commands_seconds=3600) as harness:
+        await harness.drain(seconds=0)
+        (found,) = await beside(lambda: command("task", "signal", "12", "go", "--timeout", "0.1"))
+        before = harness.session.storage.signals(12)
+        await harness.apply_commands()
+        after = harness.session.storage.signals(12)
+
+    assert found.code == 8
+    assert "It was not seen yet, and waits" in found.err
+    assert f"Process {os.getpid()} on " in found.err
+    assert "do not hand it in again" in found.err
+    assert (len(before), len(after)) == (0, 1)
+
+
+async def test_a_holder_that_goes_away_is_stood_in_for(command: Command, known_store: Path) -> None:
+    """Nobody looks and then the holder leaves: the command is done all the same, once."""
+    got: list[Any] = []
+
+    async def signal() -> None:
+        got.extend(await beside(lambda: command("task", "signal", "12", "go")))
+
+    async with trio.open_nursery() as nursery:
+        await leave_with_work(known_store, nursery, signal)
+    async with open_reader(known_store) as reader:
+        task = await reader.task(12)
+        signals = reader._storage.signals(12)
+
+    assert got[0].code == 0
+    assert [row.name for row in signals] == ["go"]
+    assert task.invocations == 3
+
+
+async def test_a_prompt_is_answered_by_the_holder(command: Command, tmp_path: Path) -> None:
+    """`run` hands it in, shows what comes, and prints the answer, in words and as JSON."""
+    store = tmp_path / "s.sqlite"
+    async with held(store, Step(text="one"), Step(text="two")) as harness:
+        await harness.root(agent=AgentChange(model=MODEL))
+        run = ("run", "hi", "--store", str(store))
+        first, again, second = await beside(
+            lambda: command(*run, "--request-id", "r1"),
+            lambda: command(*run, "--request-id", "r1"),
+            lambda: command("run", "more", "--store", str(store), "-o", "json"),
+        )
+
+    assert (first.code, first.out) == (0, "one\n")
+    assert (again.code, again.out) == (0, "one\n")
+    told = json.loads(second.out)
+    assert (second.code, told["status"], told["text"]) == (0, "done", "two")
+    assert told["usage"]["requests"] == 1
+    assert "handing in to it; its models and tools do the work" in first.err
+    assert re.search(r"#\d+ .* assistant  scripted/m", first.err)
+
+
+async def test_a_prompt_that_the_holder_cannot_answer_ends_as_without_one(
+    command: Command, tmp_path: Path
+) -> None:
+    """No model: unanswered, exit 1, with the reason."""
+    store = tmp_path / "s.sqlite"
+    async with held(store) as harness:
+        await harness.root()
+        (found,) = await beside(lambda: command("run", "hi", "--store", str(store)))
+
+    assert (found.code, found.out) == (1, "")
+    assert "no_model" in found.err
+
+
+async def test_a_prompt_is_finished_here_when_the_holder_goes_away(
+    command: Command, tmp_path: Path
+) -> None:
+    """Handed in and not seen, or seen and not answered: this process goes on, and nothing twice."""
+    store = tmp_path / "s.sqlite"
+    (tmp_path / "m.yaml").write_text("- text: from here\n")
+    got: list[Any] = []
+    async with trio.open_nursery() as nursery, held(store, commands_seconds=3600) as harness:
+        await harness.root()
+
+        async def run() -> None:
+            argv = ("run", "hi", "--store", str(store), "--script", "m.yaml")
+            got.extend(await beside(lambda: command(*argv)))
+
+        nursery.start_soon(run)
+        box = harness.session.storage.command_box
+        while not box.has_news():  # noqa: ASYNC110 - another thread hands it in
+            await trio.sleep(0.01)
+    async with open_reader(store) as reader:
+        entries = await reader.entries((await reader.conversations())[0].id)
+
+    assert (got[0].code, got[0].out) == (0, "from here\n")
+    assert "has gone; going on here" in got[0].err
+    assert [entry.kind for entry in entries].count("pi.user") == 1
+
+
+async def test_a_prompt_that_hangs_on_a_blocked_task_ends_with_6(
+    command: Command, tmp_path: Path
+) -> None:
+    """The holder lacks the tool's code after an upgrade: who asked is told what to do."""
+    store = tmp_path / "s.sqlite"
+    async with held(store, Step(text="x")) as harness:
+        root = await harness.root(agent=AgentChange(model=MODEL))
+        await harness.drain(seconds=0)
+        submission = await root.submit("first")
+        (row,) = harness.session.storage.live_tasks()
+    connection = apsw.Connection(str(store))
+    connection.execute("update tasks set blocked = 'faulted' where id = ?", (row.id,))
+    connection.close()
+    async with held(store, Step(text="x")):
+        (found,) = await beside(lambda: command("run", "hi", "--store", str(store)))
+
+    assert submission.id
+    assert found.code == 6
+    assert f"task {row.id} (pi.generation) is blocked: faulted" in found.err
