@@ -18,7 +18,7 @@ from pidurable.cli._errors import missing_store
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.errors import NotAStoreError, StorageAccessError, StorageCorruptError
-from pidurable.harness._open import Harness, open_harness, open_quiet_harness
+from pidurable.harness._open import Harness, open_quiet_harness
 from pidurable.registry import ExtensionLoader, Registry
 from pidurable.storage import SqliteStorage
 from pidurable.storage._migrate import SCHEMA
@@ -29,7 +29,6 @@ __all__ = [
     "load_registry",
     "open_models",
     "open_session",
-    "open_to_tidy",
     "store_exists",
 ]
 
@@ -99,7 +98,10 @@ async def open_session(
     registry: Registry | None = None,
     models: Models | None = None,
 ) -> AsyncIterator[Harness]:
-    """Hold the store and run what is in it while the block lasts.
+    """Hold the store, and run what is in it from when the harness is started.
+
+    Input of others that waits is stored at once, and begun no sooner: first the command says which
+    model is to answer it.
 
     Raises:
         NotFoundError: There is no store, and `create` is False.
@@ -108,27 +110,11 @@ async def open_session(
     if not create and not store_exists(options.store):
         raise missing_store(options.store)
     registry = registry or load_registry(options)
-    async with open_harness(
+    async with open_quiet_harness(
         options.store,
         registry=registry,
         models=models or open_models(host),
         create=create,
-        failpoints=host.failpoints,
-    ) as harness:
-        yield harness
-
-
-@asynccontextmanager
-async def open_to_tidy(host: Host, options: Options) -> AsyncIterator[Harness]:
-    """Hold an existing store with its code at hand; input of others waits and starts nothing.
-
-    Raises:
-        StorageHeldError: Another live process holds it.
-    """
-    async with open_quiet_harness(
-        options.store,
-        registry=load_registry(options),
-        models=open_models(host),
         failpoints=host.failpoints,
     ) as harness:
         yield harness

@@ -340,7 +340,7 @@ async def _abort_here(
 ) -> dict[int, str]:
     """Hold the store until the tasks have ended; how, by task."""
     found: dict[int, str] = {}
-    async with _sessions.open_to_tidy(host, options) as harness:
+    async with _sessions.open_session(host, options, create=False) as harness:
         for task in live:
             await harness.abort_task(task.id, reason=reason)
         for task in live:

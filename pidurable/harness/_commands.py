@@ -63,7 +63,8 @@ class Commands:
 
     _harness: Harness = attrs.field(alias="harness")
     _starts: bool = attrs.field(alias="starts")
-    """Whether new work that is handed in starts the harness; False for a host that only tidies."""
+    """Whether new work that is handed in starts the harness. Where not, it does from when the host
+    has started it."""
     _taken: list[_Taken] = attrs.field(init=False, factory=list)
     """In order of arrival; what is left over could not be stored, or not yet."""
     _told: set[str] = attrs.field(init=False, factory=set)
@@ -71,14 +72,19 @@ class Commands:
     _works: deque[_Taken] = attrs.field(init=False, factory=deque)
     """What takes many commits, in order of arrival: done beside everything else, one at a time."""
     _work_came: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _allowed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self) -> None:
         """Look for commands for as long as the session is open."""
         async with trio.open_nursery() as nursery:
-            if self._starts:
-                nursery.start_soon(self._serve_works)
+            nursery.start_soon(self._serve_works)
             await self._serve_looks()
+
+    def host_started(self) -> None:
+        """The host has started the harness: from now on new work is welcome."""
+        self._starts = True
+        self._allowed.set()
 
     async def _serve_looks(self) -> None:
         session = self._harness.session
@@ -171,6 +177,8 @@ class Commands:
 
     @trio.lowlevel.enable_ki_protection
     async def _serve_works(self) -> None:
+        if not self._starts:
+            await self._allowed.wait()
         while True:
             while self._works:
                 await self._do_work(self._works[0])

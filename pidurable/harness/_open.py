@@ -454,6 +454,7 @@ class Harness:
         """Let tasks run. Submitting, creating tasks and waiting start the harness by themselves;
         aborts and signals do not."""
         self._runtime.start()
+        self._commands.host_started()
 
     async def drain(self, *, seconds: float) -> list[int]:
         """Begin no further phase, cut what models stream, and let running calls end.
@@ -669,17 +670,18 @@ async def open_harness(
 def open_quiet_harness(
     store: str | os.PathLike[str],
     *,
+    create: bool = False,
     registry: Registry | None = None,
     models: Models | None = None,
     failpoints: Failpoints | None = None,
 ) -> AbstractAsyncContextManager[Harness]:
-    """Hold an existing store for a change that is no work.
+    """Hold a store that is not to work before its host says so, if at all.
 
-    Input that other processes have handed in is stored like any command, and waits until somebody
-    opens the store for work.
+    Input that other processes have handed in is stored like any command, and waits until the host
+    starts the harness, or somebody else does at a later opening.
     """
     return _opened(
-        store, starts=False, registry=registry, models=models, create=False, failpoints=failpoints
+        store, starts=False, registry=registry, models=models, create=create, failpoints=failpoints
     )
 
 

@@ -209,7 +209,7 @@ async def test_a_prompt_is_finished_here_when_the_holder_goes_away(
     async with open_reader(store) as reader:
         entries = await reader.entries((await reader.conversations())[0].id)
 
-    assert (got[0].code, got[0].out) == (0, "from here\n")
+    assert (got[0].code, got[0].out) == (0, "from here\n"), got[0].err
     assert "has gone; going on here" in got[0].err
     assert [entry.kind for entry in entries].count("pi.user") == 1
 
