@@ -67,17 +67,26 @@ def make_report(
     )
 
 
+def check_older_than(older_than: object) -> timedelta:
+    """Return an age.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
+        problem = "expected a timedelta of at least 0, as timedelta(days=30) is"
+        raise InvalidArgumentError("older_than", problem, show(older_than))
+    return older_than
+
+
 def cutoff(now_us: int, older_than: object) -> datetime:
     """The moment before which something must have ended to be so old.
 
     Raises:
         InvalidArgumentError: It is no age.
     """
-    if not isinstance(older_than, timedelta) or older_than < timedelta(0):
-        problem = "expected a timedelta of at least 0, as timedelta(days=30) is"
-        raise InvalidArgumentError("older_than", problem, show(older_than))
     now = _EPOCH + timedelta(microseconds=now_us)
-    return now - min(older_than, now - _EPOCH)
+    return now - min(check_older_than(older_than), now - _EPOCH)
 
 
 def to_us(moment: datetime) -> int:
