@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,10 @@ HEARTBEAT_SECONDS = 0.1
 SETTINGS = Settings(
     lease_seconds=LEASE_SECONDS, heartbeat_seconds=HEARTBEAT_SECONDS, storage_retry_seconds=5
 )
+BUSY_LEASES = 2.5
+"""More than one and a half, so that a machine that is busy itself sees the lease end meanwhile."""
+PATIENCE_SECONDS = 5.0
+"""So long a successor waits for the lease of somebody who was not replaced in time."""
 CHAINS = 3
 EFFECTS = 4
 OPEN_BUSY_MS = 150
@@ -63,6 +68,8 @@ class Life:
     takeover: bool = False
     quiet: bool = False
     """Commits nothing after its beginning: only a heartbeat can tell it that it was replaced."""
+    busy: bool = False
+    """Keeps its loop busy for longer than a lease, so that it cannot show that it lives."""
     leaves: bool = False
     """Closes after a while by itself; else when it is told to, or has lost the session."""
     stop_in: str | None = None
@@ -376,6 +383,9 @@ async def work(harness: Harness, folder: Path, life: Life, log: HistoryLog, stop
     stop.armed = True
     if life.quiet:
         await harness.wait_for_task(sleeper)
+    if life.busy:
+        log.note("busy")
+        time.sleep(BUSY_LEASES * LEASE_SECONDS)  # noqa: ASYNC251 - that is the point
     n = 1
     while not (n > 20 if life.leaves else (folder / "finish").exists()):
         await commit(harness, root.id, log, n)
@@ -389,7 +399,7 @@ async def work(harness: Harness, folder: Path, life: Life, log: HistoryLog, stop
 
 async def hold(folder: Path, life: Life, log: HistoryLog, stop: Stopper, vfs: str | None) -> None:
     """Open the session as soon as it can be had, and work; a loss of the session ends it."""
-    takeover = life.takeover
+    takeover, began = life.takeover, trio.current_time()
     while True:
         held = False
         try:
@@ -413,6 +423,7 @@ async def hold(folder: Path, life: Life, log: HistoryLog, stop: Stopper, vfs: st
             log.note("refused", error=type(refused).__name__, message=str(refused))
             # Who has the write lock is let go on by its round, and then alive: it is replaced.
             takeover = takeover or isinstance(refused, StorageRefusedError)
+            takeover = takeover or trio.current_time() > began + PATIENCE_SECONDS
             await trio.sleep(0.02)
 
 
