@@ -202,7 +202,8 @@ def loads_canonical(text: str) -> tuple[JsonValue] | None:
         value: JsonValue = _decode_canonical(text)[0]
         if _encode(value) != text:
             return None
-        text.isascii() or text.encode()
+        if not text.isascii():
+            text.encode()  # a lone surrogate has no bytes
     except (ValueError, RecursionError):
         return None
     return (value,)

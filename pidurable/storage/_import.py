@@ -294,13 +294,13 @@ def _load_steps(
 ) -> Generator[MoveProgress, None, str]:
     """Read all records and send them; returns the SHA-256 of what an export now has to give."""
     digest = hashlib.sha256(form.header_line(load.head))
-    kind: RecordKind | None = None
+    last: RecordKind | None = None
     while (fields := lines.record(checks.counts)) is not None:
         each, row = checks.record(fields, lines.number)
-        if kind is not each.kind:
+        if last is not each.kind:
             # What refers to blobs asks for them, so they must be there.
             load.send()
-            kind = each.kind
+        last = kind = each.kind
         _check_blobs(load.storage, each, row)
         copied = copying.row(kind, row)
         same = copied is row and lines.canonical and tuple(fields) == each.written

@@ -89,7 +89,7 @@ class ImportChecks:
             if value is None and column.optional:
                 continue
             wrong = value_problem(column, value, head)
-            if wrong is None and column.type is str and len(value) > large:
+            if wrong is None and type(value) is str and len(value) > large:
                 wrong = self._size_problem(column, value)
             if wrong is not None:
                 raise WrongLineError(wrong, f"$.{column.name}", show(value))

@@ -24,6 +24,10 @@ import attrs
 from pidurable.errors import PathTakenError, PidurableError, StorageAccessError
 from pidurable.storage._holder import lock_path, take_lock
 
+_NAMES = ("part", "copy")
+"""What is made for a path: the thing itself, and a copy of what it is made of."""
+_SUFFIXES = ("-wal", "-shm", "-journal", ".lock.[0-9]*", ".v[0-9]*.bak", ".v[0-9]*.bak.part")
+
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1  # Linux
 _RENAME_EXCL = 4  # macOS
@@ -81,10 +85,13 @@ class Places:
                 lock.remove()
 
     def _clear(self) -> None:
-        # Side files of SQLite and lock files have the name of their store and something behind it.
-        for left in glob.glob(f"{glob.escape(self.path)}.{self.work}-*"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
+        for name in _NAMES:
+            made = self.named(name)
+            # Besides, what SQLite and the opening of a store make beside it.
+            patterns = (f"{glob.escape(made)}{suffix}" for suffix in _SUFFIXES)
+            for left in (made, *(left for pattern in patterns for left in glob.glob(pattern))):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left)
 
     def put(self, name: str, *, overwrite: bool = False) -> None:
         """Give something that is whole and on the disk its final name, and flush the folder.

@@ -37,7 +37,7 @@ from pidurable.errors import (
 )
 from pidurable.harness import _move
 from pidurable.session._seams import InlineBlocking
-from pidurable.storage import Batch, HolderClaim, MemoryStorage, Op
+from pidurable.storage import Batch, HolderClaim, MemoryStorage, Op, _places
 from pidurable.storage._holder import take_lock
 
 SAID = UserMessage(blocks=(TextBlock(text="x" * 500),), at_us=0)
@@ -255,7 +255,8 @@ async def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_makes_i
     await export_session(filled(3), tmp_path / "file")
     for name in ("part", "part-wal", "part-shm", "part.lock.1"):
         (tmp_path / f"new.import-{name}").write_text("left")
-    (tmp_path / "new.important").write_text("mine")
+    for name in ("new.important", "new.import-notes", "new.import-part.txt"):
+        (tmp_path / name).write_text("mine")
     lock = take_lock(str(tmp_path / "new.import"), 0)
     with pytest.raises(StorageAccessError, match="another process is making it now"):
         await import_session(tmp_path / "file", tmp_path / "new", as_copy=False)
@@ -264,11 +265,22 @@ async def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_makes_i
     lock.drop()  # as a death does
     await import_session(tmp_path / "file", tmp_path / "new", as_copy=False)
 
-    assert sorted(os.listdir(tmp_path)) == ["file", "new", "new.important"]
+    left = ["file", "new", "new.import-notes", "new.import-part.txt", "new.important"]
+    assert sorted(os.listdir(tmp_path)) == left
 
 
-async def test_somebody_who_makes_the_store_meanwhile_keeps_it(tmp_path: Path) -> None:
-    """The last step overwrites nothing either."""
+@pytest.mark.parametrize("one_step", [True, False])
+async def test_somebody_who_makes_the_store_meanwhile_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_step: bool
+) -> None:
+    """The last step overwrites nothing either, on whatever file system."""
+    if not one_step:
+        monkeypatch.setattr(_places, "_rename_in_one_step", lambda old, new: False)
+    await export_session(filled(3), tmp_path / "first")
+    await import_session(tmp_path / "first", tmp_path / "other", as_copy=False)
+    assert sorted(os.listdir(tmp_path)) == ["first", "other"]
+    (tmp_path / "first").unlink()
+    (tmp_path / "other").unlink()
     await export_session(filled(3), tmp_path / "file")
 
     def take(progress: MoveProgress) -> None:
