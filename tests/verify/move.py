@@ -125,6 +125,7 @@ class Score:
     kills: int = 0
     full: int = 0
     lives: int = 0
+    trimmed: int = 0
     golden: int = 0
     kinds: set[str] = attrs.Factory(set)
     differences: list[str] = attrs.Factory(list)
@@ -146,7 +147,7 @@ class Score:
         return (
             f"R14 export-import: sessions={self.sessions} pairs=4 kinds={len(self.kinds)}"
             f" records={self.records} cuts={self.cuts} changes={self.changes} kills={self.kills}"
-            f" full={self.full} lives={self.lives} golden={self.golden}"
+            f" full={self.full} lives={self.lives} trimmed={self.trimmed} golden={self.golden}"
             f" differences={len(self.differences)}"
             f" half_stores={len(self.half_stores)} seconds={time.monotonic() - self.began:.0f}"
             f" {'PASS' if passed else 'FAIL'}"
@@ -432,6 +433,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="move-", dir=PLACE) as name:
         if lives:
             score.lives = moved_lives.live_on(Path(name), lives, export, _moved, score.lives_differ)
+            score.trimmed = moved_lives.trimmed(Path(name), export, _moved, score.lives_differ)
             score.golden = moved_lives.golden_files(Path(name), export, _moved, score.lives_differ)
     return score
 

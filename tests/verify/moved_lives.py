@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import attrs
+import trio
 from outside_ledger import Ledger, Line
-from workload import Ack, play
+from trio.testing import MockClock
+from workload import Ack, opened, play
 from workload_expected import EFFECTS, EXPECTED
 from workload_looks import canonical, first_difference
 
@@ -86,6 +89,30 @@ def _looked(store: Path) -> object:
         return canonical(storage)
     finally:
         storage.close()
+
+
+def trimmed(folder: Path, export: Export, import_: Import, differ: Differ) -> int:
+    """Remove what ended in W, and move it as of each commit of the removal; returns how many."""
+    taking = _Exporting(folder / "trimmed.sqlite", Ledger(), export, frozenset(range(1, 1_000)))
+    play(taking.store, taking.ledger)
+
+    async def remove() -> None:
+        async with opened(taking.store, taking.ledger, life=1, acks=taking) as harness:
+            await harness.gc(older_than=timedelta(0))
+
+    trio.run(remove, clock=MockClock(autojump_threshold=0))
+    for commit, (file, _) in taking.taken.items():
+        moved, again = folder / f"trimmed-{commit}", folder / f"trimmed-{commit}.jsonl"
+        import_(file, moved, False)
+        export(str(moved), again)
+        if file.read_bytes() != again.read_bytes():
+            differ(f"W moved at commit {commit} of its removal: other bytes")
+    last = max(taking.taken, default=0)
+    if not last:
+        differ("nothing of W was removed")
+    elif b'{"record":"stub"' not in taking.taken[last][0].read_bytes():
+        differ("the removal of W has left no stub")
+    return len(taking.taken)
 
 
 def golden_files(folder: Path, export: Export, import_: Import, differ: Differ) -> int:
