@@ -38,7 +38,7 @@ from pidurable.records._tasks import OutcomeStatus
 from pidurable.session._blobs import with_blobs
 from pidurable.session._seams import Blocking, Clock, SystemClock, SystemRandomness, ThreadBlocking
 from pidurable.storage import CommandBox, CommandPlace, CommandRow, SqliteStorage, Storage
-from pidurable.tasks._gc_report import GcReport, check_older_than
+from pidurable.tasks._gc_report import GcReport, cutoff
 
 __all__ = ["Client", "open_client"]
 
@@ -334,8 +334,9 @@ class Client:
         Raises:
             InvalidArgumentError: `older_than` is negative, or no timedelta.
         """
+        cutoff(self._clock.now_us(), older_than)  # refuses what is no age, here and at once
         asked = {
-            "older_than_us": check_older_than(older_than) // timedelta(microseconds=1),
+            "older_than_us": older_than // timedelta(microseconds=1),
             "keep_outcomes": keep_outcomes,
             "dry_run": dry_run,
         }
