@@ -308,6 +308,7 @@ def _add_gc(app: App, host: Host) -> None:
         yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
         store: Store = None,
         output: Output = None,
+        timeout: Timeout = None,
     ) -> int:
         """Remove ended tasks with everything below them, and bytes that nothing refers to.
 
@@ -324,7 +325,7 @@ def _add_gc(app: App, host: Host) -> None:
         """
         from pidurable.cli._gc import collect_garbage
 
-        options = _options(host, store=store, output=output)
+        options = _options(host, store=store, output=output, timeout=timeout)
         return _trio(
             functools.partial(
                 collect_garbage,

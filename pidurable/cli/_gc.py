@@ -1,6 +1,7 @@
 """`pidurable gc`: remove ended trees of tasks, and what nothing refers to, to free their space.
 
-A dry run only reads, so it works beside a running holder. The removal itself holds the store.
+A dry run only reads, so it works beside a running holder. The removal itself holds the store, or
+is done by the process that does.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import attrs
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
+from pidurable.cli._outside import change
 from pidurable.cli._sessions import bring_up_to_date
-from pidurable.cli._task_writes import holding
 from pidurable.cli._tasks import check_store
 from pidurable.errors import show
+from pidurable.harness._client import Client
+from pidurable.harness._open import Harness
 from pidurable.harness._reader import open_reader
 from pidurable.tasks._gc_report import GcReport
 
@@ -64,9 +67,14 @@ async def collect_garbage(
         if not host.confirm("Remove them?"):
             host.err("nothing was removed")
             return Exit.DONE
-    async with holding(host, options) as harness:
-        report = await harness.gc(older_than=age, keep_outcomes=keep)
-    _show(host, options, report)
+
+    async def own(harness: Harness) -> GcReport:
+        return await harness.gc(older_than=age, keep_outcomes=keep)
+
+    async def ask(client: Client) -> GcReport:
+        return await client.gc(older_than=age, keep_outcomes=keep, timeout=options.timeout)
+
+    _show(host, options, await change(host, options, own=own, ask=ask))
     return Exit.DONE
 
 

@@ -102,6 +102,6 @@ async def _stand_in(host: Host, options: Options, client: Client) -> None:
         if await live_holder(client.reader) is None:
             try:
                 async with holding(host, options):
-                    await trio.lowlevel.checkpoint()
+                    await trio.sleep_forever()  # until the answer is there
             except StorageHeldError:
                 continue  # somebody was faster, and answers

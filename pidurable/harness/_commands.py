@@ -72,7 +72,6 @@ class Commands:
     _works: deque[_Taken] = attrs.field(init=False, factory=deque)
     """What takes many commits, in order of arrival: done beside everything else, one at a time."""
     _work_came: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _allowed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self) -> None:
@@ -84,7 +83,6 @@ class Commands:
     def host_started(self) -> None:
         """The host has started the harness: from now on new work is welcome."""
         self._starts = True
-        self._allowed.set()
 
     async def _serve_looks(self) -> None:
         session = self._harness.session
@@ -177,8 +175,6 @@ class Commands:
 
     @trio.lowlevel.enable_ki_protection
     async def _serve_works(self) -> None:
-        if not self._starts:
-            await self._allowed.wait()
         while True:
             while self._works:
                 await self._do_work(self._works[0])

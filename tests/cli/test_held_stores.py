@@ -233,3 +233,15 @@ async def test_a_prompt_that_hangs_on_a_blocked_task_ends_with_6(
     assert submission.id
     assert found.code == 6
     assert f"task {row.id} (pi.generation) is blocked: faulted" in found.err
+
+
+async def test_a_collection_is_done_by_the_holder(command: Command, known_store: Path) -> None:
+    """`gc` beside a holder removes what it removes without one, and prints the same."""
+    async with held(known_store) as harness:
+        await harness.drain(seconds=0)
+        (found,) = await beside(lambda: command("gc", "--older-than", "0s", "--yes", "-o", "json"))
+        left = harness.session.storage.task(20)
+
+    assert found.code == 0
+    assert json.loads(found.out)["trees"] >= 1
+    assert left is None
