@@ -507,6 +507,7 @@ class Harness:
         Ownerless conversations stay, with all that is said in them. Of a removed root with a key,
         and of removed submissions with a request id, a stub stays: who hands the same in again is
         given the first one's id, and who asks for it is told how it ended.
+        What was spent in removed conversations is not in `usage()` any more.
 
         Work goes on meanwhile: what others need of the store comes first, and this takes at most
         about a tenth of it. It may be cancelled at any time; what it has begun then, or when the
