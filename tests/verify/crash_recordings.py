@@ -137,6 +137,14 @@ class Recording:
             disk.do(operation)
         return disk
 
+    def forgetting(self, kind: Kind) -> Recording:
+        """The same, by a layer that did not see one kind of operation. For a control."""
+        seen = [
+            attrs.evolve(each, kind="nothing", folder=False) if each.kind == kind else each
+            for each in self.operations
+        ]
+        return attrs.evolve(self, operations=seen)
+
     def promised(self, cut: int, *, process_only: bool) -> int:
         """The last commit that must be there after a crash at a cut.
 
@@ -217,7 +225,6 @@ def record(
     disk: Disk | None = None,
     lines: tuple[Line, ...] = (),
     durability: Any = "power",
-    forgets: frozenset[Kind] = frozenset(),
     spoil: Callable[[SqliteStorage], None] | None = None,
     **more: Any,
 ) -> Recording:
@@ -230,7 +237,7 @@ def record(
         more: Further fields of the recording.
     """
     regions: list[Region] = []
-    with Recorder(f"recorder-{name}", folder, disk=disk, forgets=forgets) as recorder:
+    with Recorder(f"recorder-{name}", folder, disk=disk) as recorder:
         ledger, acks = _PlacedLedger(recorder, lines), _At(recorder)
         with recorder.watching():
             storage = SqliteStorage(

@@ -34,7 +34,7 @@ SECTOR = 512
 SIDE_SUFFIXES = ("-shm",)
 _JOURNALS = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
 
-Kind = Literal["write", "truncate", "sync", "create", "delete", "rename", "sync folder"]
+Kind = Literal["write", "truncate", "sync", "create", "delete", "rename", "sync folder", "nothing"]
 
 
 @attrs.frozen
@@ -264,23 +264,13 @@ class Recorder(apsw.VFS):
         name: What the VFS is registered as: give it as `vfs=`. Each needs a name of its own.
         folder: Where the store lies; what is done elsewhere is not written down.
         disk: What is there at the beginning; by default the files of the folder, all safe.
-        forgets: Kinds of operations that are done and not written down, to show that a check
-            notices: `delete` (a dead journal comes back), `sync` (nothing is ever safe).
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        *,
-        disk: Disk | None = None,
-        forgets: frozenset[Kind] = frozenset(),
-    ) -> None:
+    def __init__(self, name: str, folder: Path, *, disk: Disk | None = None) -> None:
         self.name = name
-        self.folder = str(folder)
+        self.folder = os.path.realpath(folder)
         self.begin = disk.copied() if disk is not None else Disk.of(read_image(folder))
         self.operations: list[Operation] = []
-        self._forgets = forgets
         self._new_journals: set[str] = set()
         super().__init__(name, "")
 
@@ -307,8 +297,6 @@ class Recorder(apsw.VFS):
         return None if folder != self.folder or _is_left_out(name) else name
 
     def note(self, operation: Operation) -> None:
-        if operation.kind in self._forgets:
-            return
         if operation.kind == "sync" and operation.name in self._new_journals:
             self._new_journals.discard(operation.name)
             operation = attrs.evolve(operation, folder=True)
