@@ -16,7 +16,16 @@ from pathlib import Path
 
 import apsw
 import attrs
-from crash_recordings import STORE, Held, Recording, held_by, held_in
+from crash_recordings import (
+    STORE,
+    GoingOn,
+    Held,
+    Recording,
+    collect,
+    held_by,
+    held_in,
+    left_in,
+)
 from outside_ledger import Ledger, Line
 from recording_vfs import digest_of, read_image, write_image
 from workload import play
@@ -40,7 +49,8 @@ class Task:
     promised: int
     states: dict[int, str]
     ledger: tuple[Line, ...]
-    can_resume: bool
+    going_on: GoingOn
+    end: str
     counts_ledger: bool
     copies: dict[str, Held]
     """By the name of a copy, what it has to hold where the store is of a newer schema."""
@@ -92,7 +102,7 @@ class Checker:
         if task.states.get(held.seq) != held.digest:
             told = f"it is not the store as it was after commit {held.seq}"
             return Problem("halves", told), held.seq
-        if not task.can_resume:
+        if task.going_on == "nothing":
             return None, held.seq
         ledger = hashlib.sha256(repr(task.ledger).encode()).hexdigest()
         again = f"{store} {ledger} {task.counts_ledger}"
@@ -164,9 +174,11 @@ class Checker:
     # --- going on ------------------------------------------------------------------------
 
     def _resume(self, image: dict[str, bytes], task: Task) -> Problem | None:
-        """Run the workload to its end in an image."""
+        """Run to its end, in an image, what the crash has interrupted."""
         write_image(image, self.folder)
         ledger = Ledger(lines=task.ledger)
+        if task.going_on == "gc":
+            return self._collect(ledger, task.end)
         try:
             play(self.folder / STORE, ledger, life=2, takeover=True)
             storage = SqliteStorage(self.folder / STORE, create=False)
@@ -183,6 +195,16 @@ class Checker:
             return Problem("duplicates", f"happened more than once: {ledger.duplicates()}")
         difference = first_difference(EFFECTS, ledger.effects())
         return None if difference is None else Problem("unequal", f"effects: {difference}")
+
+    def _collect(self, ledger: Ledger, end: str) -> Problem | None:
+        """Go on with retention."""
+        try:
+            collect(self.folder / STORE, ledger, life=2)
+        except (Exception, BaseExceptionGroup) as error:
+            return Problem("unequal", f"retention does not go on: {error!r}")
+        if left_in(self.folder / STORE) != end:
+            return Problem("unequal", "retention leaves something else than without the crash")
+        return None
 
 
 def keep(image: dict[str, bytes], task: Task, problem: Problem, kept: Path) -> None:
@@ -215,7 +237,8 @@ def task_for(recording: Recording, cut: int, variant: str, *, process_only: bool
         promised=recording.promised(cut, process_only=process_only),
         states=recording.states,
         ledger=recording.ledger_at(cut),
-        can_resume=recording.can_resume,
+        going_on=recording.going_on,
+        end=recording.end,
         counts_ledger=recording.counts_ledger,
         copies=recording.copies,
     )

@@ -7,15 +7,17 @@ must be one of these stores whole, and not an older one than was promised.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import apsw
 import attrs
@@ -33,6 +35,7 @@ from pidurable.testing._forwarding import ForwardingStorage
 ResultT = TypeVar("ResultT")
 
 STORE = "s.sqlite"
+GoingOn = Literal["workload", "gc", "nothing"]
 CHECKPOINT_EVERY = 25
 """Batches between two checkpoints of the log: a workload is too short for any by itself."""
 _NOT_OF_COMMITS = ("holder", "heartbeat")
@@ -98,6 +101,22 @@ def held_by(connection: apsw.Connection) -> Held:
 # --- recordings -------------------------------------------------------------------------------
 
 
+def left_in(path: Path) -> str:
+    """A digest of all records of a store, without when they were made."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    tables = connection.execute("select name from sqlite_schema where type = 'table'").fetchall()
+    found = []
+    for (name,) in tables:
+        if name in (*_NOT_OF_COMMITS, "session"):
+            continue
+        columns = [row[1] for row in connection.execute(f"pragma table_info({name})")]
+        wanted = ", ".join(column for column in columns if (name, column) != ("stubs", "at_us"))
+        rows = connection.execute(f"select {wanted} from {name}").fetchall()
+        found.append((name, sorted(map(repr, rows))))
+    connection.close()
+    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
+
+
 @attrs.frozen(kw_only=True)
 class Region:
     """What was going on between two cuts."""
@@ -122,8 +141,12 @@ class Recording:
     """By the seq of its last commit, the digest of what a store holds."""
     first_promise: int = 0
     """What was promised before the recording began."""
-    can_resume: bool = True
-    """Whether the workload can be run to its end on what is left."""
+    going_on: GoingOn = "workload"
+    """What is run to its end on what is left: the workload, retention, or nothing."""
+    failed: str = ""
+    """Why the run did not come to its end."""
+    end: str = ""
+    """What retention leaves: the digest of it."""
     counts_ledger: bool = True
     """Whether effects happen once: not where commits that they stand on may be lost."""
     power: bool = True
@@ -248,6 +271,9 @@ def record(
                 spoil(storage)
             try:
                 program(_Marking(storage, recorder, regions), ledger, acks)
+            except (Exception, BaseExceptionGroup) as error:
+                # What was promised until then has to be kept all the same.
+                more["failed"] = repr(error)
             finally:
                 storage.close()
     recording = Recording(
@@ -393,3 +419,33 @@ def record_migration(before: Recording, schema: int, cut: int, *, closed: bool) 
             first_promise=held.seq,
             copies={copy_path(STORE, schema): held},
         )
+
+
+def collect(storage: Any, ledger: Ledger, acks: Any = None, *, life: int) -> None:
+    """Remove everything that has ended."""
+
+    async def live() -> None:
+        async with opened(storage, ledger, life=life, acks=acks, takeover=True) as harness:
+            await harness.gc(older_than=timedelta(0))
+
+    trio.run(live, clock=MockClock(autojump_threshold=0))
+
+
+def record_gc(before: Recording) -> Recording:
+    """Retention over a store in which the workload has come to its end."""
+    with scratch_folder() as folder:
+        image = before.disk_at(len(before.operations)).everything()
+        write_image(image, folder)
+        promised = before.promised(len(before.operations), process_only=False)
+        made = record(
+            "gc",
+            folder,
+            functools.partial(collect, life=1),
+            lines=before.ledger_at(len(before.operations)),
+            first_promise=promised,
+            going_on="gc",
+        )
+        made.end = left_in(folder / STORE)
+        write_image(image, folder)
+        assert left_in(folder / STORE) != made.end
+        return made
