@@ -148,7 +148,7 @@ def bite(tooth: DiskTooth | None, *, images: int = IMAGES) -> Bite:
     if line is None:
         # A run that cannot even be recorded has been noticed too, but not by what is tried here.
         raise BluntToothError(f"{tooth.name if tooth else 'no tooth'}: no figures:\n{said[-1500:]}")
-    first = next((each for each in said.splitlines() if each.startswith("R1 ")), "")
+    first = next((each for each in said.splitlines() if ", cut " in each), "")
     found = any(
         int(number)
         for number in re.findall(

@@ -9,7 +9,12 @@ The workload is recorded below SQLite, from the creation of its store to the clo
 moved now and then. After each operation the power may have failed: of what was not synced yet,
 nothing is there, or all, or some writes, or some sectors of them, or all but a part of the last
 write, or that one is garbage. The same for openings after such crashes, for migrations from older
-schemas, and for a store that promises to survive its process only.
+schemas, for retention, and for a store that promises to survive its process only.
+
+A disk that spoils what lies beside a write in the same sector is no disk that SQLite is made for.
+For one, open the store through a VFS whose files do not claim SQLITE_IOCAP_POWERSAFE_OVERWRITE (as
+`psow=0` does): the recording `bad disk` shows that nothing is lost then, and the control
+`trust-sectors` that something is lost without.
 
 Environment: `R1_IMAGES`, `R1_SEED`, `R1_PROCESSES` are the defaults of the options.
 """
@@ -67,6 +72,7 @@ RARE = (
     "copy of a migration cut",
     "stored but not acknowledged",
     "progress lost",
+    "sectors of a bad disk spoiled",
     "deleted file came back",
     "journal rolled back",
     "log cut short",
@@ -75,7 +81,9 @@ RARE = (
 """What must have occurred for the check to have said anything about it."""
 
 
-def variants(disk: Disk, draw: random.Random) -> Iterator[tuple[str, dict[str, bytes]]]:
+def variants(
+    disk: Disk, draw: random.Random, *, bad_disk: bool
+) -> Iterator[tuple[str, dict[str, bytes]]]:
     """The images of one cut that a loss of power may leave, and what a dead process leaves."""
     yield "all", disk.everything()
     yield "none", disk.nothing()
@@ -87,6 +95,9 @@ def variants(disk: Disk, draw: random.Random) -> Iterator[tuple[str, dict[str, b
     yield ("torn", torn) if torn is not None else ("third subset", disk.subset(draw))
     if garbled is not None:
         yield "garbled", garbled
+    spoiled = disk.garbled_sectors(draw) if bad_disk else None
+    if spoiled is not None:
+        yield "garbled sectors", spoiled
 
 
 @attrs.define
@@ -121,7 +132,7 @@ def check_cuts(recording: Recording, cuts: list[int], seed: int, kept: Path) -> 
                 continue
             draw = random.Random(f"{seed}/{recording.name}/{cut}")
             whole = disk.everything()
-            for variant, image in variants(disk, draw):
+            for variant, image in variants(disk, draw, bad_disk=recording.bad_disk):
                 task = task_for(recording, cut, variant, process_only=variant == "all")
                 problem, seq = checker.check(image, task)
                 _count_rare(report.rare, recording, disk, cut, variant, (whole, image), seq)
@@ -165,6 +176,7 @@ def _count_rare(
     last = disk.last
     rare["torn last sector"] += variant == "torn"
     rare["garbled last write"] += variant == "garbled"
+    rare["sectors of a bad disk spoiled"] += variant == "garbled sectors"
     rare["sectors of writes lost"] += variant == "sectors" and image != whole
     rare["commit cut"] += "apply" in labels
     rare["checkpoint cut"] += "checkpoint" in labels
@@ -198,6 +210,8 @@ def make_recordings(seed: int, only: str = "") -> list[Recording]:
     made = [workload]
     if "process".startswith(only):
         made.append(record_workload("process", durability="process"))
+    if "bad disk".startswith(only):
+        made.append(record_workload("bad disk", power_safe=False, bad_disk=True))
     draw = random.Random(f"{seed}/recoveries")
     count = len(workload.operations)
     for number in range(RECOVERIES) if "recovery".startswith(only) else ():
@@ -235,7 +249,7 @@ def plan_cuts(recordings: list[Recording], images: int, seed: int) -> list[list[
     for recording in recordings:
         every = range(len(recording.operations) + 1)
         # The short ones have the rare moments, of a few operations each.
-        part = share if len(every) > LONG else min(1.0, share * 8)
+        part = share if len(every) > LONG else min(1.0, share * 4)
         chosen = {cut for cut in every if draw.random() < part} | {every[-1]}
         for label in sorted({region.label for region in recording.regions}):
             inside = [cut for cut in every if label in recording.labels_at(cut)]
@@ -311,6 +325,7 @@ def never_sync(storage: SqliteStorage) -> None:
 CONTROLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "off": ({"durability": "process", "promised": "power", "spoil": never_sync}, ("corrupt",)),
     "normal": ({"durability": "process", "promised": "power"}, ("lost",)),
+    "trust-sectors": ({"bad_disk": True}, ("lost",)),
     "forget-deletes": ({"forget": "delete"}, ("lost", "halves", "corrupt", "unopened")),
 }
 """Something that is broken on purpose, by name: how, and of what something must be found."""

@@ -143,6 +143,8 @@ class Recording:
     """What was promised before the recording began."""
     going_on: GoingOn = "workload"
     """What is run to its end on what is left: the workload, retention, or nothing."""
+    bad_disk: bool = False
+    """Whether a write may spoil what lies beside it."""
     failed: str = ""
     """Why the run did not come to its end."""
     end: str = ""
@@ -249,6 +251,7 @@ def record(
     lines: tuple[Line, ...] = (),
     durability: Any = "power",
     spoil: Callable[[SqliteStorage], None] | None = None,
+    power_safe: bool = True,
     **more: Any,
 ) -> Recording:
     """Record what a program does to the store in a folder; `program(storage, ledger, acks)`.
@@ -257,10 +260,11 @@ def record(
         disk: What is in the folder, where not all of that is safe.
         lines: What the ledger says already.
         spoil: Breaks the storage once it is open, for a control.
+        power_safe: Whether SQLite may rely on writes that spoil nothing beside them.
         more: Further fields of the recording.
     """
     regions: list[Region] = []
-    with Recorder(f"recorder-{name}", folder, disk=disk) as recorder:
+    with Recorder(f"recorder-{name}", folder, disk=disk, power_safe=power_safe) as recorder:
         ledger, acks = _PlacedLedger(recorder, lines), _At(recorder)
         with recorder.watching():
             storage = SqliteStorage(

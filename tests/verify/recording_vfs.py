@@ -180,6 +180,23 @@ class Disk:
         kept = parts[:place] if random.random() < 0.5 else parts[place + 1 :]
         return self._image(self.names, lambda each: kept if each is last else [each])
 
+    def garbled_sectors(self, random: random.Random) -> dict[str, bytes] | None:
+        """All, but each sector that the last write touched is garbage, or as it should be.
+
+        Only a bad disk does that: SQLite must be told not to rely on what lies beside a write.
+        """
+        last = self._last_write()
+        if last is None:
+            return None
+        image = self.everything()
+        content = bytearray(image[last.name])
+        first = last.offset // SECTOR * SECTOR
+        for start in range(first, last.offset + len(last.data), SECTOR):
+            end = min(start + SECTOR, len(content))
+            if random.random() < 0.5:
+                content[start:end] = random.randbytes(end - start)
+        return {**image, last.name: bytes(content)}
+
     def garbled(self, random: random.Random) -> dict[str, bytes] | None:
         """All, but of the last write some bytes are garbage."""
         last = self._last_write()
@@ -264,13 +281,18 @@ class Recorder(apsw.VFS):
         name: What the VFS is registered as: give it as `vfs=`. Each needs a name of its own.
         folder: Where the store lies; what is done elsewhere is not written down.
         disk: What is there at the beginning; by default the files of the folder, all safe.
+        power_safe: False says to SQLite that a write may spoil what lies beside it in its
+            sectors, as `psow=0` in the name of a database does.
     """
 
-    def __init__(self, name: str, folder: Path, *, disk: Disk | None = None) -> None:
+    def __init__(
+        self, name: str, folder: Path, *, disk: Disk | None = None, power_safe: bool = True
+    ) -> None:
         self.name = name
         self.folder = os.path.realpath(folder)
         self.begin = disk.copied() if disk is not None else Disk.of(read_image(folder))
         self.operations: list[Operation] = []
+        self.power_safe = power_safe
         self._new_journals: set[str] = set()
         super().__init__(name, "")
 
@@ -378,6 +400,11 @@ class _RecordedFile(apsw.VFSFile):
         self._recorder = recorder
         self._here = here
         super().__init__("", name, flags)
+
+    def xDeviceCharacteristics(self) -> int:
+        found = super().xDeviceCharacteristics()
+        power_safe = self._recorder.power_safe
+        return found if power_safe else found & ~apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE
 
     def xWrite(self, data: Any, offset: int) -> None:
         super().xWrite(data, offset)
