@@ -1,7 +1,7 @@
 """R1: whatever a crash at any write leaves is a whole store that lost nothing it had promised.
 
     python tests/verify/crash_images.py                        the figures of CI
-    python tests/verify/crash_images.py --images 20000         longer
+    python tests/verify/crash_images.py --images 20000         every cut of the workload
     python tests/verify/crash_images.py --control off          a broken storage: must be found
     python tests/verify/crash_images.py --kept FOLDER          one image that was kept, again
 
@@ -54,8 +54,9 @@ from pidurable.storage._migrate import SCHEMA
 RECOVERIES = 8
 """Openings after a crash that are recorded themselves."""
 LONG = 1_000
-"""Operations of a recording that is not looked at more closely than asked for."""
+"""Operations of a recording of the whole workload."""
 CONTROL_IMAGES = 600
+IMAGES_PER_CUT = 6.5
 KEPT_MAX = 5
 RARE = (
     "torn last sector",
@@ -238,18 +239,18 @@ def seed_trio(seed: int) -> None:
 
 
 def plan_cuts(recordings: list[Recording], images: int, seed: int) -> list[list[int]]:
-    """Which cuts of each are looked at: all, or as many as give so many images, by lot.
+    """Which cuts of each are looked at.
 
-    Some of each kind of call are always among them, and the very end.
+    Of the first, the workload, all, or as many as give so many images, by lot; of the others in
+    proportion. Some of each kind of call are always among them, and the very end.
     """
-    total = sum(len(recording.operations) + 1 for recording in recordings)
-    share = min(1.0, images / 6.5 / total)
+    share = min(1.0, images / IMAGES_PER_CUT / (len(recordings[0].operations) + 1))
     draw = random.Random(f"{seed}/cuts")
     plan = []
-    for recording in recordings:
+    for number, recording in enumerate(recordings):
         every = range(len(recording.operations) + 1)
-        # The short ones have the rare moments, of a few operations each.
-        part = share if len(every) > LONG else min(1.0, share * 4)
+        # The workload again, on another disk or with another promise, has much the same cuts.
+        part = share / 4 if number and len(every) > LONG else share
         chosen = {cut for cut in every if draw.random() < part} | {every[-1]}
         for label in sorted({region.label for region in recording.regions}):
             inside = [cut for cut in every if label in recording.labels_at(cut)]
