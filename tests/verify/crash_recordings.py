@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -35,6 +34,7 @@ from pidurable.testing._forwarding import ForwardingStorage
 ResultT = TypeVar("ResultT")
 
 STORE = "s.sqlite"
+OLD_SCRIPTS = Path(__file__).parents[1] / "golden"
 GoingOn = Literal["workload", "gc", "nothing"]
 CHECKPOINT_EVERY = 25
 """Batches between two checkpoints of the log: a workload is too short for any by itself."""
@@ -371,7 +371,7 @@ def make_older_store(path: Path, schema: int, source: Path, *, closed: bool) -> 
     Args:
         closed: Whether its holder closed it; else it was killed, and a log lies beside the file.
     """
-    script = resources.files("pidurable.storage").joinpath(f"schema_v{schema}.sql")
+    script = OLD_SCRIPTS / f"schema_v{schema}.sql"
     connection = apsw.Connection(str(path))
     connection.execute("pragma journal_mode = wal")
     connection.execute(script.read_text("utf-8"))
