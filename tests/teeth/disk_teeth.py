@@ -106,10 +106,10 @@ TEETH = (
         module="storage/_sqlite_open.py",
         changes=(
             (
-                "connection.execute(text) connection.execute(",
-                "connection.execute(text)\n"
+                "connection.execute(schema_text()) connection.execute(",
+                "connection.execute(schema_text())\n"
                 "            connection.execute('commit')\n"
-                "            connection.execute('begin exclusive')\n"
+                "            connection.execute('begin immediate')\n"
                 "            connection.execute(",
             ),
         ),
