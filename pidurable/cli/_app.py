@@ -246,7 +246,8 @@ def _add_move(app: App, host: Host) -> None:
         from pidurable.cli._move import export_store
 
         options = _options(host, store=store, output=output)
-        return _trio(functools.partial(export_store, host, options, file, overwrite=overwrite))
+        move = functools.partial(export_store, host, options, file, overwrite=overwrite)
+        return _whole_or_not(host, move)
 
     @app.command(name="import")
     def import_(
@@ -271,9 +272,17 @@ def _add_move(app: App, host: Host) -> None:
         from pidurable.cli._move import import_store
 
         options = _options(host, store=store, output=output)
-        return _trio(
-            functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
-        )
+        move = functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
+        return _whole_or_not(host, move)
+
+
+def _whole_or_not(host: Host, move: Callable[[], Awaitable[int]]) -> int:
+    """Run what Ctrl-C cuts short without a trace: there is nothing to resume."""
+    try:
+        return _trio(move)
+    except KeyboardInterrupt:
+        host.err("pidurable: interrupted; nothing was made", "yellow")
+        return Exit.INTERRUPTED
 
 
 def _add_doctor(app: App, host: Host) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -138,6 +139,26 @@ def test_an_export_goes_through_a_pipe_and_stays_whole(
     assert Path("again").read_bytes() == data
     assert err.getvalue().startswith("exported session ")
     assert said.startswith(b"imported session ")
+
+
+def test_ctrl_c_leaves_nothing_to_resume(
+    command: Command, known_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 130, and nothing of the file."""
+
+    def press(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    from pidurable.cli import _move
+
+    monkeypatch.setattr(_move, "_progress", lambda host: contextlib.nullcontext(press))
+    monkeypatch.setattr("pidurable.harness._move._PIECE_SECONDS", 0.0)
+
+    found = command("export", "session.jsonl")
+
+    assert (found.code, found.out) == (130, "")
+    assert found.err == "pidurable: interrupted; nothing was made\n"
+    assert os.listdir() == [".pidurable"]
 
 
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(
