@@ -59,7 +59,8 @@ def _sheet(found: Diagnosis) -> list[str]:
 
 def _file(found: Diagnosis) -> str:
     where = found.file_system or "unknown file system"
-    return f"SQLite {found.sqlite}, {where}, mode {found.mode}"
+    schema = "unknown schema" if found.schema is None else f"schema {found.schema}"
+    return f"{schema}, SQLite {found.sqlite}, {where}, mode {found.mode}"
 
 
 def _session(found: Diagnosis) -> str:

@@ -29,6 +29,7 @@ from pidurable.session._seams import Blocking, Clock, SystemClock, ThreadBlockin
 from pidurable.storage import TaskRow, _sqlite_locks as _locks, _sqlite_place as _place
 from pidurable.storage._command_box import folder_path
 from pidurable.storage._holder import LockState, ask_lock
+from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite_check import StoreCheck, StoreSize, sqlite_version
 from pidurable.storage._sqlite_open import NETWORK_FILE_SYSTEMS, file_system
 
@@ -69,6 +70,7 @@ class Diagnosis:
     store_bytes: int = 0
     log_bytes: int = 0
     session_uuid: str | None = None
+    schema: int | None = None
     epoch: int | None = None
     seq: int | None = None
     holder: HolderView | None = None
@@ -140,7 +142,10 @@ class _Examination:
         before = _locks.writers(self.found.store)
         self._look_at_files()
         await self._part("file", self._check)
-        await self._part("file", self._read)
+        if self.found.schema is None or self.found.schema == SCHEMA:
+            await self._part("file", self._read)
+        else:
+            self._judge_schema(self.found.schema)
         self._look_at_locks(before)
         self._look_at_lock_files()
         self._look_at_commands()
@@ -195,6 +200,9 @@ class _Examination:
         found.store_bytes = there.st_size
         for name in _beside(found.store):
             self._look_at_mode(name, there.st_uid)
+        for path in _copies(found.store):
+            size = _mib(os.stat(path).st_size)
+            found.notes.append(f"{path} ({size}) is the copy from before a migration")
         folder = os.path.dirname(found.store)
         mode = os.stat(folder).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -265,6 +273,8 @@ class _Examination:
         def check() -> list[tuple[str, str]]:
             look = StoreCheck(self.found.store)
             try:
+                if look.is_store():
+                    self.found.schema = look.schema()
                 parts: list[tuple[str, Callable[[], list[str]]]] = [
                     ("the file is damaged", lambda: look.pages(full=self.found.full))
                 ]
@@ -289,6 +299,22 @@ class _Examination:
 
         for what, problem in await self._blocking.run(check):
             self.find("file", f"{what}: {problem}", _DAMAGED)
+
+    def _judge_schema(self, schema: int) -> None:
+        """What to do about a store of another version; nothing else of it is read."""
+        if schema < SCHEMA:
+            self.find(
+                "file",
+                f"the store has the older schema {schema}, this version works on {SCHEMA}",
+                "open it for work, which migrates it and keeps a copy",
+                command=self._pidurable("resume"),
+            )
+        else:
+            self.find(
+                "file",
+                f"the store has the newer schema {schema}, this version knows {SCHEMA}",
+                "upgrade pidurable",
+            )
 
     async def _read(self) -> None:
         """The session, its holder and its work, as every reader sees them."""
@@ -507,6 +533,13 @@ def _beside(store: str) -> Iterator[str]:
     """The store and every file that belongs to it."""
     yield from (store, f"{store}-wal", f"{store}-shm", folder_path(store))
     yield from _lock_files(store)
+
+
+def _copies(store: str) -> list[str]:
+    """The copies that migrations have kept."""
+    folder, name = os.path.split(store)
+    pattern = re.compile(rf"{re.escape(name)}\.v[0-9]+\.bak")
+    return [os.path.join(folder, each) for each in os.listdir(folder) if pattern.fullmatch(each)]
 
 
 def _lock_files(store: str) -> list[str]:

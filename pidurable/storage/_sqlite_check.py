@@ -199,6 +199,14 @@ class StoreCheck:
     def _one(self, statement: str) -> int:
         return int(self._rows(statement)[0][0] or 0)
 
+    def is_store(self) -> bool:
+        """Whether the file says that it is one of ours."""
+        return self._one("pragma application_id") == _open.APPLICATION_ID
+
+    def schema(self) -> int:
+        """The number of the schema that the store has."""
+        return self._one("pragma user_version")
+
     def has_table(self, name: str) -> bool:
         """Whether the store's schema has a table."""
         return name in {row[0] for row in self._rows("select name from sqlite_schema")}

@@ -455,6 +455,19 @@ async def test_what_is_no_store_is_told(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize(("schema", "said"), [(1, "older schema 1"), (99, "newer schema 99")])
+async def test_a_store_of_another_version_is_told(path: Path, schema: int, said: str) -> None:
+    """What to do about it is the one finding; a copy that a migration has kept is a note."""
+    change(path, f"pragma user_version = {schema}")
+    path.with_name("s.v1.bak").touch(mode=0o600)
+
+    found = await examine(path)
+
+    assert [each.area for each in found.findings] == ["file"]
+    assert said in texts(found)
+    assert any("s.v1.bak" in note for note in found.notes)
+
+
 async def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
     """There is nothing to examine, and nothing is created."""
     with pytest.raises(StorageAccessError, match="no such file"):
