@@ -148,8 +148,8 @@ def measure(folder: Path, live: int, ended: int) -> None:
     cold = table.median("cold, with history: open, s")
     cpu = table.median("warm, with history: open, s of CPU")
     print(
-        f"open: warm_s={warm:.2f} ratio={ratio:.2f} running_s={running:.2f} cold_s={cold:.2f} cpu_s={cpu:.2f}"
-        f" live={live} ended={ended}"
+        f"open: warm_s={warm:.2f} ratio={ratio:.2f} running_s={running:.2f} cold_s={cold:.2f}"
+        f" cpu_s={cpu:.2f} live={live} ended={ended}"
     )
 
 
