@@ -14,7 +14,7 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import attrs
@@ -164,12 +164,10 @@ class _Examination:
         finding = Finding(area=area, text=text, remedy=remedy, command=command, task_id=task_id)
         self.found.findings.append(finding)
 
-    async def _part(self, area: str, look: Callable[[], object]) -> None:
+    async def _part(self, area: str, look: Callable[[], Awaitable[None]]) -> None:
         """Look at a part; that it cannot be looked at is a finding, said once."""
         try:
-            result = look()
-            if hasattr(result, "__await__"):
-                await result
+            await look()
         except (PidurableError, OSError) as error:
             text = str(error)
             if all(finding.text != text for finding in self.found.findings):
