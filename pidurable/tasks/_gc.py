@@ -380,9 +380,8 @@ class Collector:
             return found, True
 
         started = trio.current_time()
-        with trio.CancelScope(shield=True):
-            # A walk that is left in the middle of a step could not be gone on with.
-            answer = await self._session.blocking.run(walk)
+        # Not to be left: a walk that is in the middle of a step could not be gone on with.
+        answer = await self._session.blocking.run(walk)
         await self._rest(self._steps, count, trio.current_time() - started)
         return answer
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ kept 1:
 
 
 def test_a_dry_run_says_what_would_go_and_removes_nothing(
-    command: Callable[..., object], old_store: Path
+    command: Callable[..., Any], old_store: Path
 ) -> None:
     """The same figures as the removal after it, which names the pages too."""
     told = command("gc", "--older-than", "30d", "--dry-run")
@@ -104,7 +105,7 @@ def test_a_dry_run_says_what_would_go_and_removes_nothing(
     assert done.out.endswith(KEPT)
 
 
-def test_json_has_every_figure(command: Callable[..., object], old_store: Path) -> None:
+def test_json_has_every_figure(command: Callable[..., Any], old_store: Path) -> None:
     """With `-o json` one object; nothing else goes to stdout with `-o ids`."""
     told = json.loads(command("gc", "--older-than", "4w", "--dry-run", "-o", "json").out)
     assert (told["trees"], told["tasks"], told["blobs"], told["kept"]) == (1, 2, 1, {"live": 1})
@@ -113,7 +114,7 @@ def test_json_has_every_figure(command: Callable[..., object], old_store: Path) 
 
 
 @pytest.mark.parametrize("answer", ["n\n", "", "yes\n"])
-def test_a_person_is_asked(command: Callable[..., object], old_store: Path, answer: str) -> None:
+def test_a_person_is_asked(command: Callable[..., Any], old_store: Path, answer: str) -> None:
     """What would go is shown first, and only a yes removes it; nobody there needs --yes."""
     assert command("gc", "--older-than", "30d").code == 2
     found = command("gc", "--older-than", "30d", stdin=answer, terminal=True)
@@ -123,7 +124,7 @@ def test_a_person_is_asked(command: Callable[..., object], old_store: Path, answ
     assert tasks_in(old_store) == ([5, 6] if answer == "yes\n" else [2, 4, 5, 6])
 
 
-def test_outcomes_can_be_kept(command: Callable[..., object], old_store: Path) -> None:
+def test_outcomes_can_be_kept(command: Callable[..., Any], old_store: Path) -> None:
     """The root stays, for `task show`, without what was below it."""
     assert command("gc", "--older-than", "30d", "--keep-outcomes", "-y").code == 0
     assert tasks_in(old_store) == [2, 5, 6]

@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import attrs
+from hypothesis import Phase
 
 from pidurable.records import _codec, _json
 from pidurable.records._tasks import OutcomeRecord, Status, Wait
@@ -26,6 +27,8 @@ from pidurable.storage import (
     TaskRow,
 )
 
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""A smaller seed is no simpler store."""
 DAY_US = 24 * 60 * 60 * 1_000_000
 NOW_US = 1_700_000_000_000_000
 OLD_US = NOW_US - 40 * DAY_US

@@ -182,6 +182,7 @@ async def test_a_removal_that_is_cancelled_goes_on_next_time(
 ) -> None:
     """Cancelled after any number of commits, the next call removes what is left of it."""
     cut_short(monkeypatch)
+    number = 0
     for number in range(1, 30):
         made, ids = one_tree(entries=20)
         storage = stored(made)
@@ -351,6 +352,7 @@ async def test_a_reference_that_is_written_meanwhile_is_not_missed(large: bool) 
     top = made.conversation()
     text = json.dumps("x" * 70_000)
     name = made.blob(text.encode() if large else b"named")
+    place = 0
     for place in range(1, 40):
         storage, blocking = stored(made), BetweenReads()
         async with opened(storage, blocking=blocking) as harness:

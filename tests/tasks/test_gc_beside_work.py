@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from gc_stores import check_owners, everything
+from gc_stores import UNSHRUNK, check_owners, everything
 from hypothesis import given, settings, strategies as st
 from recount import check_tree
 from trio.testing import MockClock
@@ -152,7 +152,7 @@ async def play(seed: int) -> dict[str, int]:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([5, 500]))
-@settings(max_examples=6)
+@settings(max_examples=6, phases=UNSHRUNK)
 def test_work_beside_collections_finds_what_it_counts_on(seed: int, records_max: int) -> None:
     """What somebody waits for, or has forked, is there; in the end all that has ended is gone."""
     with pytest.MonkeyPatch.context() as patch:

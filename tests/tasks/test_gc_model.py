@@ -11,6 +11,7 @@ import pytest
 import trio
 from gc_stores import (
     NOW_US,
+    UNSHRUNK,
     Planted,
     check_owners,
     everything,
@@ -91,7 +92,7 @@ def check_model(made: Planted, before: Any, storage: Storage, report: GcReport) 
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 500]))
-@settings(max_examples=15)
+@settings(max_examples=15, phases=UNSHRUNK)
 def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
     """Whole trees, as the model of them says, in commits of any size; a dry run says the same."""
     made = plant_random(seed)
@@ -131,7 +132,7 @@ def check_whole(made: Planted, storage: Storage) -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 500]))
-@settings(max_examples=4)
+@settings(max_examples=4, phases=UNSHRUNK)
 def test_a_crash_after_any_commit_leaves_no_half_of_a_tree(seed: int, records_max: int) -> None:
     """At each commit every record has its owners; what was begun is finished by the opening."""
     made = plant_random(seed)
@@ -165,7 +166,7 @@ def test_a_crash_after_any_commit_leaves_no_half_of_a_tree(seed: int, records_ma
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 500]))
-@settings(max_examples=10)
+@settings(max_examples=10, phases=UNSHRUNK)
 def test_the_outcomes_of_the_roots_can_be_kept(seed: int, records_max: int) -> None:
     """With `keep_outcomes` everything below goes, roots stay with their outcomes, and go later."""
     made = plant_random(seed)
