@@ -152,7 +152,7 @@ async def play(seed: int) -> dict[str, int]:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([5, 500]))
-@settings(max_examples=6, phases=UNSHRUNK)
+@settings(max_examples=3, phases=UNSHRUNK)
 def test_work_beside_collections_finds_what_it_counts_on(seed: int, records_max: int) -> None:
     """What somebody waits for, or has forked, is there; in the end all that has ended is gone."""
     with pytest.MonkeyPatch.context() as patch:

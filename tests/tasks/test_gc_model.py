@@ -92,7 +92,7 @@ def check_model(made: Planted, before: Any, storage: Storage, report: GcReport) 
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 500]))
-@settings(max_examples=15, phases=UNSHRUNK)
+@settings(max_examples=10, phases=UNSHRUNK)
 def test_exactly_the_trees_of_the_model_go(seed: int, records_max: int) -> None:
     """Whole trees, as the model of them says, in commits of any size; a dry run says the same."""
     made = plant_random(seed)
@@ -132,7 +132,7 @@ def check_whole(made: Planted, storage: Storage) -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 500]))
-@settings(max_examples=4, phases=UNSHRUNK)
+@settings(max_examples=2, phases=UNSHRUNK)
 def test_a_crash_after_any_commit_leaves_no_half_of_a_tree(seed: int, records_max: int) -> None:
     """At each commit every record has its owners; what was begun is finished by the opening."""
     made = plant_random(seed)
