@@ -109,7 +109,9 @@ class Collector:
         logger.info("finished the removal of %d trees that was begun earlier", tally.trees)
 
     def _new_rows(self) -> Rows:
-        return Rows(self._raw, now_us=self._session.clock.now_us)
+        # In the loop: some clocks can be read nowhere else, and rows are made in a thread.
+        now_us = self._session.clock.now_us()
+        return Rows(self._raw, now_us=lambda: now_us)
 
     # --- the parts -----------------------------------------------------------------------
 

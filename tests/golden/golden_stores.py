@@ -27,8 +27,8 @@ def unpack(schema: int, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(HERE / f"schema_{schema}.tar.xz") as packed:
         packed.extractall(folder, filter="data")
-    for path in folder.iterdir():
-        path.chmod(0o600)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
     return folder / STORE
 
 

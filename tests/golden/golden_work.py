@@ -144,7 +144,16 @@ def registry_of(world: World, release: str) -> Registry:
     return registry
 
 
-def opened(folder: Path, world: World, release: str, *, life: int, **options: Any) -> Any:
+def opened(
+    folder: Path,
+    world: World,
+    release: str,
+    *,
+    life: int,
+    failpoints: Any = None,
+    blocking: Any = None,
+    **options: Any,
+) -> Any:
     """Open the store of a folder as one of its lives does, an hour or more after the last one."""
     limits = {"golden.queued": 0} if world.hold else {}
     return open_harness(
@@ -155,6 +164,8 @@ def opened(folder: Path, world: World, release: str, *, life: int, **options: An
         # Shared: else a copy could not tell that the holder, which was killed, is dead.
         clock=TrioClock(START_US + life * 2 * HOUR_US, shared=True),
         randomness=SeededRandomness(life),
+        failpoints=failpoints,
+        blocking=blocking,
     )
 
 
@@ -333,6 +344,21 @@ async def end(folder: Path) -> None:
         assert live[0].blocked == "missing_definition"
     async with opened(folder, world, "whole", life=21) as harness:
         assert (await harness.wait_for_task(found["gone"], timeout=30)).result == "back again"
+        await _caught_up(harness, folder)
+
+
+async def _caught_up(harness: Harness, folder: Path) -> None:
+    """Wait for what goes on by itself, where the schema has it: removals, and what others ask."""
+    storage: Any = harness.session.storage
+    if not hasattr(storage, "removals"):
+        return
+    box = folder / "golden.sqlite.commands"
+    with trio.fail_after(30):
+        # Nobody tells when: it is looked at.
+        while storage.removals() or [  # noqa: ASYNC110
+            path for path in box.rglob("*") if path.is_file()
+        ]:
+            await trio.sleep(0.01)
 
 
 # --- looking ------------------------------------------------------------------------------------
@@ -410,6 +436,7 @@ async def ended_in(folder: Path) -> dict[str, Any]:
     }
 
 
+STORE = "golden.sqlite"
 REQUESTS = ("r-hello", "r-fail", "r-work", "r-steer", "r-stream", "r-queued", "question")
 
 

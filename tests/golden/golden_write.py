@@ -13,6 +13,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,30 @@ ENDS = 3
 """So many copies are ended: what differs between them is no expectation."""
 
 
-def write(schema: int) -> None:
-    """Write `schema_N.tar.xz` and `schema_N.json` beside this file."""
+Life = Callable[[Path], Any]
+
+
+def write(
+    schema: int,
+    *,
+    lives: Sequence[Life] = (work.begin, work.grow, work.cut),
+    afterwards: Life | None = None,
+) -> None:
+    """Write `schema_N.tar.xz` and `schema_N.json` beside this file.
+
+    Args:
+        lives: What is lived, each to its kill.
+        afterwards: What others do to the store that nobody holds any more.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "store"
         folder.mkdir()
-        for life in (work.begin, work.grow, work.cut):
+        for life in lives:
             code = work.live(life, folder)
             if code != -9:
                 sys.exit(f"the life {life.__name__} was to be killed and ended with {code}")
+        if afterwards is not None and work.live(afterwards, folder) != 0:
+            sys.exit("what comes afterwards failed")
         pack(folder, HERE / f"schema_{schema}.tar.xz")
         ends: list[Any] = []
         for number in range(ENDS):
@@ -46,14 +62,26 @@ def write(schema: int) -> None:
         if any(each != ends[0] for each in ends):
             sys.exit("copies of one store ended in different ways")
         said = {"schema": schema, "found": trio.run(work.found_in, folder), "end": ends[0]}
-    text = json.dumps(said, indent=1, sort_keys=True, ensure_ascii=False)
-    (HERE / f"schema_{schema}.json").write_text(text + "\n", encoding="utf-8")
+    text = rendered(said) + "\n"
+    (HERE / f"schema_{schema}.json").write_text(text, encoding="utf-8")
+
+
+def rendered(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each record, so that a difference is a line."""
+    if depth < 3 and isinstance(value, dict) and value:
+        items = (f'"{key}": {rendered(each, depth + 1)}' for key, each in sorted(value.items()))
+        return "{\n" + ",\n".join(items) + "\n}"
+    if depth < 3 and isinstance(value, list) and value:
+        return "[\n" + ",\n".join(rendered(each, 3) for each in value) + "\n]"
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def pack(folder: Path, path: Path) -> None:
     """Pack the files of a killed holder, with nothing in it of who packed them."""
     with tarfile.open(path, "w:xz", preset=9) as packed:
-        for name in PACKED:
+        beside = sorted((folder / "golden.sqlite.commands").glob("*"))
+        names = [*PACKED, *(str(path.relative_to(folder)) for path in beside if path.is_file())]
+        for name in names:
             data = (folder / name).read_bytes()
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o600

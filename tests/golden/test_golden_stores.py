@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,6 +88,31 @@ async def test_what_is_in_a_golden_store_comes_to_the_end_that_the_old_code_brin
     assert differences(expected(schema)["end"], await work.ended_in(tmp_path)) == []
 
 
+async def test_what_others_asked_for_and_what_was_being_removed_comes_to_its_end(
+    tmp_path: Path,
+) -> None:
+    """Answers and stubs are found as they were; what waits is answered once, a removal finished."""
+    store = unpack(3, tmp_path)
+    storage = SqliteStorage(store, create=False)
+    answers = [storage.command(f"command {number}") for number in (1, 2, 3)]
+    assert [each is not None for each in answers] == [True, True, False]
+    assert len(storage.removals()) == 1
+    removed = storage.stub("task", 1, "removed")
+    assert removed is not None
+    storage.close()
+
+    await work.end(tmp_path)
+
+    storage = SqliteStorage(store, create=False)
+    assert storage.removals() == []
+    assert storage.command("command 1") == answers[0]
+    assert storage.command("command 3") is not None
+    assert storage.conversation_by_key(None, "asked for") is not None
+    assert storage.stub("task", 1, "removed") == removed
+    assert storage.stub("task", 1, "half removed") is not None
+    storage.close()
+
+
 @pytest.mark.parametrize("schema", SCHEMAS)
 async def test_a_golden_store_of_a_newer_schema_is_refused_and_left_untouched(
     schema: int, tmp_path: Path
@@ -130,6 +154,7 @@ async def test_only_looking_at_an_older_golden_store_changes_nothing(
 
 def content(folder: Path) -> dict[str, Any]:
     return {
-        entry.name: (entry.stat().st_mtime_ns, entry.stat().st_mode, Path(entry).read_bytes())
-        for entry in os.scandir(folder)
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_mode, data)
+        for path in folder.rglob("*")
+        for data in [path.read_bytes() if path.is_file() else b""]
     }
