@@ -22,6 +22,7 @@ from pidurable.errors import (
     PidurableError,
     SessionClosedError,
     SessionPoisonedError,
+    StorageAccessError,
     show,
 )
 from pidurable.records._checks import is_id
@@ -572,6 +573,9 @@ class Session:
             finally:
                 try:
                     await self.worker.run(self.storage.close)  # noqa: ASYNC102 - shielded above
+                except StorageAccessError as failed:
+                    # Everything accepted is durable; the next opening moves the log.
+                    logger.warning("nothing is lost, but the store closed badly: %s", failed)
                 finally:
                     self.closed = True
                     self.worker.close()

@@ -8,6 +8,7 @@ full of commits, one of an older schema.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -26,23 +27,32 @@ from pidurable.testing._conformance_base import claim, conversation, entry, sign
 SCHEMA_1 = Path(__file__).parents[1] / "golden" / "schema_v1.sql"
 """The script that stores of schema 1 were made with."""
 
-BATCHES = 10
 TRIES = 3
 """How often a refused batch is sent; a session does so for 30 seconds."""
 BORN_US = 1_700_000_000_000_000
 
 
+Plant = Callable[[Storage], Storage]
+"""Wraps a storage in one with a bug, for a control."""
+
+Live = Callable[[str, str | None, Journal, Plant], None]
+"""Lives a scene: at a path, on a file layer, telling a journal, with a bug or none."""
+
+
 @attrs.frozen(kw_only=True)
 class Scene:
-    """A stretch of a store's life: what is there when it begins."""
+    """A stretch of a store's life: what is there when it begins, and what is done then."""
 
     name: str
     prepare: Callable[[Path], None]
     """Make what is found at a path."""
-    batches: int = BATCHES
-    """How many batches are stored at its end."""
+    live: Live
+    dump: Callable[[str], object]
+    """Describe what there is at a path in the end."""
     found: int = 0
     """How many are stored at its beginning."""
+    weight: float = 1.0
+    """Its part of the runs, where they are drawn: that of a long scene is small."""
     foreign: bool = False
     """Whether the record names a holder that nobody can ask."""
 
@@ -67,33 +77,26 @@ def writes_of(seq: int) -> list[tuple[Op, tuple[Any, ...]]]:
     return made
 
 
-def live(
-    path: str,
-    vfs: str | None,
-    journal: Journal,
-    batches: int = BATCHES,
-    *,
-    takeover: bool = False,
-    planted: Callable[[Storage], Storage] = lambda honest: honest,
-) -> None:
-    """Open a store, hold it, write what is missing, look at it, and close it.
+def lives(batches: int) -> Live:
+    """A life that ends with so many batches stored."""
+    return functools.partial(_live, batches=batches)
 
-    Args:
-        path: The store.
-        vfs: The file layer.
-        journal: Gets what was told.
-        batches: How many batches are stored in the end.
-        takeover: The record may name a holder of another machine.
-        planted: Wraps the storage in one with a bug, for a control.
-    """
+
+def honest(storage: Storage) -> Storage:
+    """No bug."""
+    return storage
+
+
+def _live(path: str, vfs: str | None, journal: Journal, plant: Plant, *, batches: int) -> None:
+    """Open a store, hold it, write what is missing, look at it, and close it."""
     try:
         opened = SqliteStorage(path, vfs=vfs, uuid="scene", created_us=BORN_US)
     except BaseException as error:
         journal.met("open", error)
         raise
-    storage = WatchedStorage(planted(opened), journal)
+    storage = WatchedStorage(plant(opened), journal)
     try:
-        head = storage.acquire(claim(), takeover=takeover)
+        head = storage.acquire(claim(), takeover=journal.takeover)
         journal.held = True
         journal.found = head.seq
         for seq in range(head.seq + 1, batches + 1):
@@ -139,7 +142,7 @@ def _nothing(path: Path) -> None:
 
 
 def _closed(path: Path) -> None:
-    live(str(path), None, Journal(str(path)), batches=4)
+    _live(str(path), None, Journal(str(path)), honest, batches=4)
 
 
 def _crashed(path: Path) -> None:
@@ -169,14 +172,6 @@ def _old(path: Path) -> None:
     connection.execute("pragma user_version = 1")
     connection.execute("pragma journal_mode = wal")
     connection.close()
-
-
-SCENES = (
-    Scene(name="create", prepare=_nothing),
-    Scene(name="reopen", prepare=_closed, found=4),
-    Scene(name="recover", prepare=_crashed, found=6, foreign=True),
-    Scene(name="migrate", prepare=_old, batches=5),
-)
 
 
 def dump(path: str) -> dict[str, list[Any]]:
@@ -217,3 +212,11 @@ def copied(made: Path, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(made, folder)
     return folder / "s.sqlite"
+
+
+SCENES = (
+    Scene(name="create", prepare=_nothing, live=lives(10), dump=dump),
+    Scene(name="reopen", prepare=_closed, found=4, live=lives(10), dump=dump),
+    Scene(name="recover", prepare=_crashed, found=6, foreign=True, live=lives(10), dump=dump),
+    Scene(name="migrate", prepare=_old, live=lives(5), dump=dump),
+)

@@ -55,6 +55,13 @@ class Journal:
     path: str
     damaged: bool = False
     """Whether the strikes of this life show a file that is cut, so that it looks damaged."""
+    lasting: bool = False
+    """Whether calls go on failing, once one has."""
+    life: int = 0
+    """How many lives this store has had before."""
+    takeover: bool = False
+    """Whether the store may be taken from a holder that seems to live."""
+    hangs: int = 0
     acked: int = 0
     """The newest batch that was acknowledged."""
     unknown: int | None = None
