@@ -7,6 +7,9 @@ is played here.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import cancel_everywhere
 import flat_memory
@@ -103,3 +106,36 @@ def test_a_session_that_keeps_its_commits_is_caught() -> None:
 
     assert report.growth > flat_memory.GROWTH_BYTES_MAX
     assert any("transaction" in problem.lower() for problem in report.problems)
+
+
+def run_disk_full(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run R4 as a program: the limit of a file's size counts for a whole process."""
+    return subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("disk_full.py")), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=500,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_disk_that_is_really_full_loses_nothing_and_faults_nothing() -> None:
+    """R4, in a few places: it goes on without a restart wherever the storage was certain."""
+    # C075
+    done = run_disk_full("--places", "8")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("PASS")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_that_is_taken_for_room_is_caught() -> None:
+    """R4 says FAIL where what was refused is acknowledged."""
+    done = run_disk_full("--places", "6", "--control")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "differences=0" not in done.stdout
