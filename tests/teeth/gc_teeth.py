@@ -11,7 +11,12 @@ import time
 
 from teeth import CHECKOUT, Bite, Tooth, play_planted, show_all
 
-TESTS = ("test_gc.py", "test_gc_model.py", "test_gc_beside_work.py")
+TESTS = (
+    "session/test_removed_blobs.py",
+    "tasks/test_gc.py",
+    "tasks/test_gc_model.py",
+    "tasks/test_gc_beside_work.py",
+)
 
 GC_TEETH = (
     Tooth(
@@ -134,7 +139,7 @@ GC_TEETH = (
 def bite_gc(tooth: Tooth | None) -> Bite:
     """Run the tests of gc against a copy of the package until one fails."""
     started = time.perf_counter()
-    files = [str(CHECKOUT / "tests" / "tasks" / name) for name in TESTS]
+    files = [str(CHECKOUT / "tests" / name) for name in TESTS]
     # Without -P the checkout would come before the copy.
     command = [
         sys.executable,
