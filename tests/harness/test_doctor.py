@@ -32,7 +32,7 @@ from pidurable.harness._doctor import Diagnosis, examine
 from pidurable.records._limits import WAL_BYTES_WARN
 from pidurable.records._tasks import TaskRecord
 from pidurable.storage import HolderClaim, SqliteStorage
-from pidurable.storage._sqlite_check import _RULES
+from pidurable.storage._sqlite_check import _RULES, StoreCheck
 
 
 @attrs.frozen
@@ -473,3 +473,31 @@ async def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageAccessError, match="no such file"):
         await examine(tmp_path / "s")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_no_moment_of_a_busy_session_looks_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """After each commit of a workload that touches every kind of record all rules hold."""
+    if "slow" not in str(request.config.getoption("-m")):
+        pytest.skip("takes seconds; run it with -m slow")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
+    from workload import Ledger, play
+
+    path, wrong, looks = tmp_path / "s", [], 0
+    apply = SqliteStorage.apply
+
+    def looked_at(self: SqliteStorage, batch: Any) -> None:
+        nonlocal looks
+        apply(self, batch)
+        looks += 1
+        check = StoreCheck(str(path))
+        wrong.extend(check.rules())
+        check.close()
+
+    monkeypatch.setattr(SqliteStorage, "apply", looked_at)
+    play(SqliteStorage(path, durability="process"), Ledger())
+
+    assert looks >= 60
+    assert wrong == []
