@@ -50,9 +50,10 @@ from pidurable.storage import SqliteStorage
 
 HERE = Path(__file__).parent
 TASKS = 10
-QUIET_SECONDS = 1.5
 FREEZES = 3
-FREEZE_SECONDS = 0.8
+COMMITS_COMPARED = 40
+"""So many commits of the holder are timed alone, and at each freeze."""
+COMMITS_SECONDS_MAX = 10.0
 HOLDER_KILLS = 6
 RATIO_MAX = 3.0
 """Of commits beside stopped outsiders to commits alone, on a machine that does other things."""
@@ -84,6 +85,7 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.children: dict[int, Child] = {}
         self.holder: Child | None = None
+        self.quiet = (0.0, 0.0)
         self.frozen: list[tuple[float, float]] = []
         self.until = time.monotonic() + SECONDS_MAX
 
@@ -116,30 +118,24 @@ class Run:
 
     def begin_outsider(self, who: int) -> None:
         """Begin an outsider, or the next life of one: it asks again what has no answer."""
-        share = self.commands // self.outsiders
         facts = {
             "role": "outsider",
             "store": str(self.store),
             "log": str(self.folder / f"outsider.{who}"),
             "who": who,
-            "first": self.first_open(who),
-            "end": share + 1,
+            "commands": self.open_commands(who),
             "seed": self.draw.getrandbits(32),
-            "kills": True,
         }
         self.children[who] = self.begin(facts)
 
-    def first_open(self, who: int) -> int:
-        """The first command that the earlier lives of an outsider were told nothing of."""
+    def open_commands(self, who: int) -> list[int]:
+        """The commands that the earlier lives of an outsider were told nothing of."""
         seen = {
             int(line["key"].partition(".")[2])
             for line in self.log(who)
             if line["what"] in ("answered", "not seen", "failed")
         }
-        number = 1
-        while number in seen:
-            number += 1
-        return number
+        return [each for each in range(1, self.commands // self.outsiders + 1) if each not in seen]
 
     def log(self, who: int | str) -> list[dict[str, Any]]:
         path = self.folder / (who if isinstance(who, str) else f"outsider.{who}")
@@ -154,7 +150,9 @@ class Run:
         trio.run(self.prepare)
         try:
             self.begin_holder()
-            time.sleep(QUIET_SECONDS)
+            began = time.monotonic()
+            self.wait_for_commits()
+            self.quiet = (began, time.monotonic())
             for who in range(self.outsiders):
                 self.begin_outsider(who)
             self.disturb()
@@ -175,13 +173,12 @@ class Run:
 
     def disturb(self) -> None:
         """Stop, continue, kill and begin again until every outsider is done."""
-        share = self.commands // self.outsiders
-        total = share * self.outsiders
+        total = self.commands // self.outsiders * self.outsiders
         next_kill, next_freeze = 1, 1
         while not self.all_done() and time.monotonic() < self.until:
             time.sleep(self.draw.uniform(0.02, 0.08))
             self.tend()
-            done = sum(self.first_open(who) - 1 for who in range(self.outsiders))
+            done = total - sum(len(self.open_commands(who)) for who in range(self.outsiders))
             if next_freeze <= FREEZES and done * (FREEZES + 1) > total * next_freeze:
                 next_freeze += 1
                 self.freeze()
@@ -192,18 +189,15 @@ class Run:
                 self.counts["holder killed"] += 1
             child = self.children[self.draw.randrange(self.outsiders)]
             drawn = self.draw.random()
-            if drawn < 0.05:
+            if drawn < 0.02:
                 child.send(signal.SIGKILL)
-            elif drawn < 0.3 and child.stopped_at is None:
+            elif drawn < 0.25 and child.stopped_at is None:
                 child.send(signal.SIGSTOP)
                 self.counts["stopped"] += 1
 
     def tend(self) -> None:
         """Let the stopped go on after a while, and begin anew what has died."""
-        assert self.holder is not None
-        if self.holder.process.poll() is not None:
-            self.counts["holder died"] += 1
-            self.begin_holder()
+        self.tend_holder()
         for who, child in list(self.children.items()):
             code = child.process.poll()
             if code is not None:
@@ -219,16 +213,35 @@ class Run:
                     child.stopped_at = None
                     child.send(signal.SIGCONT)
 
+    def tend_holder(self) -> None:
+        assert self.holder is not None
+        if self.holder.process.poll() is not None:
+            self.counts["holder died"] += 1
+            self.begin_holder()
+
     def freeze(self) -> None:
         """All outsiders stand still at once; the holder works on, and its commits are timed."""
         for child in self.children.values():
             child.send(signal.SIGSTOP)
         began = time.monotonic()
-        time.sleep(FREEZE_SECONDS)
+        self.wait_for_commits()
         self.frozen.append((began, time.monotonic()))
         for child in self.children.values():
             child.stopped_at = None
             child.send(signal.SIGCONT)
+
+    def wait_for_commits(self) -> None:
+        """Wait until the holder has made some commits of its own, or has not for too long."""
+        started, until = len(self.own_commits()), time.monotonic() + COMMITS_SECONDS_MAX
+        while len(self.own_commits()) < started + COMMITS_COMPARED:
+            self.tend_holder()
+            if time.monotonic() > until:
+                return
+            time.sleep(0.05)
+
+    def own_commits(self) -> list[dict[str, Any]]:
+        logs = (self.log(path.name) for path in sorted(self.folder.glob("holder.*")))
+        return [line for log in logs for line in log if line["what"] == "own"]
 
     def all_done(self) -> bool:
         return all(child.process.poll() == 0 for child in self.children.values())
@@ -314,7 +327,8 @@ class Run:
         if "answered" in what:
             self.counts["lost"] += 1
             yield f"{key}: an answer was told, and none is stored"
-        if "not seen" in what and not withdrawn:
+        # Who was killed while withdrawing could not say whether it did.
+        if "not seen" in what and "withdraws" not in what:
             self.counts["lost"] += 1
             yield f"{key}: handed in, never withdrawn, and never answered"
         if "failed" in what:
@@ -347,19 +361,16 @@ class Run:
 
     def commits(self) -> tuple[list[float], list[float]]:
         """How long the holder's own commits took: alone, and beside stopped outsiders."""
-        lines = [line for path in self.folder.glob("holder.*") for line in self.log(path.name)]
-        own = [line for line in lines if line["what"] == "own"]
-        first = [line for line in self.log("holder.0") if line["what"] == "own"]
-        began = first[0]["at"]
-        quiet = [line["seconds"] for line in first if line["at"] - began < QUIET_SECONDS * 0.6]
-        frozen = [
-            line["seconds"]
-            for line in own
-            if any(
-                a + 0.05 < line["at"] - line["seconds"] and line["at"] < b for a, b in self.frozen
-            )
-        ]
-        return quiet, frozen
+        own = self.own_commits()
+
+        def within(*spans: tuple[float, float]) -> list[float]:
+            return [
+                line["seconds"]
+                for line in own
+                if any(a < line["at"] - line["seconds"] and line["at"] < b for a, b in spans)
+            ]
+
+        return within(self.quiet), within(*self.frozen)
 
 
 def told_value(what: dict[str, Any]) -> Any:

@@ -48,7 +48,7 @@ AT_ONCE = 8
 OWN_SECONDS = 0.004
 """Between two commits of the holder's own."""
 TIMEOUT_SECONDS = (0.0, 0.05, 5.0, 5.0)
-STOP_CHANCE, KILL_CHANCE = 0.004, 0.001
+STOP_CHANCE, KILL_CHANCE = 0.004, 0.0004
 """Of an outsider, at each call of the file system by which it hands in."""
 DIE_CHANCE = 0.02
 """Of the holder, at each point around the commit of an answer."""
@@ -124,7 +124,7 @@ def plant_answer_apart(points: DieAt) -> None:
 
     async def apart(self: Commands, each: Any, trouble: Any) -> None:
         await run(self, each, trouble)
-        points.die(points._chance)
+        points.die(points._chance * 5)
         for command, text in pending:
             await self._harness._runtime.commit(
                 lambda tx, command=command, text=text: answer(self, tx, command, text)
@@ -167,7 +167,12 @@ async def hold(store: Path, log: Log, seed: int, dies: bool, plant: str | None) 
         while True:
             try:
                 async with open_harness(
-                    store, registry=registry, failpoints=points, settings=settings
+                    store,
+                    registry=registry,
+                    failpoints=points,
+                    settings=settings,
+                    # Processes die here, not the machine; a flush would only time the disk.
+                    durability="process",
                 ) as harness:
                     harness.start()
                     root = await harness.root()
@@ -186,7 +191,7 @@ async def hold(store: Path, log: Log, seed: int, dies: bool, plant: str | None) 
 # --- an outsider ------------------------------------------------------------------------------
 
 
-def stop_inside_calls(draw: random.Random, *, kills: bool) -> None:
+def stop_inside_calls(draw: random.Random) -> None:
     """Stop or kill this process at some of the calls by which commands are handed in."""
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +200,7 @@ def stop_inside_calls(draw: random.Random, *, kills: bool) -> None:
                 drawn = draw.random()
                 if drawn < STOP_CHANCE:
                     os.kill(os.getpid(), signal.SIGSTOP)
-                elif drawn < STOP_CHANCE + KILL_CHANCE and kills:
+                elif drawn < STOP_CHANCE + KILL_CHANCE:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if place == 0:
                     given = call(*args, **named)
@@ -207,10 +212,10 @@ def stop_inside_calls(draw: random.Random, *, kills: bool) -> None:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
-async def ask(store: Path, log: Log, who: int, commands: range, seed: int, kills: bool) -> None:
+async def ask(store: Path, log: Log, who: int, commands: list[int], seed: int) -> None:
     """Hand in commands, some at a time, and say what was told of each."""
     draw = random.Random(seed)
-    stop_inside_calls(random.Random(seed + 1), kills=kills)
+    stop_inside_calls(random.Random(seed + 1))
     waiting = iter(commands)
     async with open_client(store) as client:
         tasks = [task.id for task in await client.reader.tasks(kind=Counter.name, live=True)]
@@ -229,12 +234,14 @@ async def ask(store: Path, log: Log, who: int, commands: range, seed: int, kills
                     await client.abort_task(1, key=key, timeout=timeout)
                 else:
                     task = tasks[number % len(tasks)]
-                    await client.signal(task, "see", key, key=key, timeout=timeout)
+                    # Not `signal`: the key of the signal would hide that it was applied twice.
+                    await client.signal_tasks([task], "see", key, key=key, timeout=timeout)
             except UnknownTaskError:
                 log.note(what="answered", key=key, given="refused")
             except WaitTimeoutError:
                 log.note(what="not seen", key=key)
                 if draw.random() < 0.3:
+                    log.note(what="withdraws", key=key)
                     try:
                         log.note(what="withdrawn", key=key, certain=await client.withdraw(key))
                     except NotFoundError:
@@ -261,8 +268,7 @@ def main(given: dict[str, Any]) -> None:
     if given["role"] == "holder":
         trio.run(hold, store, log, given["seed"], given["dies"], given["plant"])
     else:
-        commands = range(given["first"], given["end"])
-        trio.run(ask, store, log, given["who"], commands, given["seed"], given["kills"])
+        trio.run(ask, store, log, given["who"], given["commands"], given["seed"])
 
 
 if __name__ == "__main__":
