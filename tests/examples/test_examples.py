@@ -221,6 +221,19 @@ def test_a_live_view_is_drawn_anew_in_a_terminal_while_the_answer_streams() -> N
     assert any("\nwriting: Of apples " in screen for screen in screens)
 
 
+def test_a_process_that_holds_nothing_is_answered_by_the_one_that_does() -> None:
+    """Asked twice under one key is once; a refusal crosses; what waits is done or taken back."""
+    assert run("14_two_processes.py") == [
+        "answered: 384,400 km",
+        "refused: this session has no conversation 99.",
+        "questions in the store: 1",
+        "waits: sun",
+        "waits: mars",
+        "mars taken back: True",
+        "answered: 150 million km",
+    ]
+
+
 def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
     """The move sends the parcel with the stamp that was sold already, the copy buys another."""
     assert run("15_backup_and_move.py") == [
