@@ -248,7 +248,8 @@ class Failpoints:
     """Named places where a test may stop the process or hold it. Does nothing by default.
 
     `commit.before` is passed when a batch is about to be stored, `commit.after` when it is durable
-    and nobody has been told yet. CP1 to CP7 are places of the agent loop:
+    and nobody has been told yet. `command.answered` is passed when commands from outside have their
+    answers and the box still has them. CP1 to CP7 are places of the agent loop:
 
     ====  ===================================================
     CP1   model reply stored, no tool started

@@ -372,6 +372,7 @@ async def test_tool_output_is_cut_at_its_limits(step: Step, kept: int, whole: bo
         {"body_seconds_max": 0},
         {"heartbeat_seconds": math.nan},
         {"progress_seconds": "0.1"},
+        {"commands_seconds": 0},
         {"storage_retry_seconds": -0.1},
     ],
     ids=str,
