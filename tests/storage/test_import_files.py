@@ -288,6 +288,17 @@ def test_nothing_is_left_of_a_refused_file_and_nothing_is_overwritten(tmp_path: 
     assert list(tmp_path.iterdir()) == [store]
 
 
+def test_the_line_that_takes_a_key_twice_is_found_in_a_file_too(tmp_path: Path) -> None:
+    """SQLite refuses the whole batch; the line is looked for."""
+    some = lines()
+    add(one("submission"), id=13)(some)
+
+    with pytest.raises(ExportFileError, match=r"line 15: it contradicts a line.*request"):
+        imported(signed(some), str(tmp_path / "new.sqlite"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_log_of_a_store_that_was_removed_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
     """SQLite would replay it into the imported store."""
     (tmp_path / "new.sqlite-wal").write_bytes(b"frames")
