@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 import trio
 
@@ -76,7 +76,9 @@ async def export_session(
         StorageCorruptError: It is damaged; restore a copy.
         StorageRefusedError: The copy does not fit onto the disk; make room.
     """
-    source = store if isinstance(store, Storage) else os.fspath(store)
+    # A storage may be one that hands its calls on, which no check of its class would know.
+    is_storage = hasattr(store, "scan")
+    source = cast("Storage", store) if is_storage else _text(store, "store")
     target = _path_or_stream(file, "write")
     steps = export_steps(source, target, overwrite=overwrite, folder=None)
     return await _run(steps, progress, blocking)

@@ -318,6 +318,9 @@ async def test_wrong_arguments_are_refused_before_anything_is_made(tmp_path: Pat
     for wrong in ("", "a\0b", 7, None, filled(1)):
         with pytest.raises(InvalidArgumentError, match="store: expected a path"):
             await import_session(tmp_path / "file", wrong, as_copy=True)  # type: ignore[arg-type]
+    nothing: Any = object()
+    with pytest.raises(InvalidArgumentError, match="store: expected a path"):
+        await export_session(nothing, tmp_path / "file")
     with pytest.raises(ExportFileError, match="No such file"):
         await import_session(tmp_path / "file", tmp_path / "new", as_copy=True)
     with pytest.raises(StorageAccessError, match="there is no such file"):
