@@ -106,7 +106,8 @@ class Report:
             f"R3 k-th call fails: runs={self.runs}{drawn} refused={self.rare['refused']} "
             f"poisoned={self.rare['poisoned']} differences={len(self.differences)} "
             f"undocumented={len(self.undocumented)} hangs={self.hangs} "
-            f"rare-unseen={len(self.unseen)} seed={self.seed} {self.seconds:.1f}s "
+            f"rare-unseen={len(self.unseen) if rare_counts else 'uncounted'} "
+            f"seed={self.seed} {self.seconds:.1f}s "
             f"{'FAIL' if found or not self.runs else 'PASS'}"
         )
 
@@ -317,10 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  again: python {sys.argv[0]} --scene {scene} --strike {strike.rstrip(':')}")
     for name, count in sorted((report.rare + report.errors).items()):
         print(f"  {count:6} {name}")
-    for name in report.unseen:
+    # A scene alone need not show everything.
+    whole = given.scene is None
+    for name in report.unseen if whole else ():
         print(f"  never: {name}")
-    print(report.line())
-    return int(not report.line().endswith("PASS"))
+    line = report.line(rare_counts=whole)
+    print(line)
+    return int(not line.endswith("PASS"))
 
 
 def play_one(scene: Scene, strike: Strike, planted: Plant) -> int:
