@@ -131,6 +131,10 @@ def whole_run(schema: int, before: dict[str, Any], count: Count, folder: Path) -
     moved = folder / "moved"
     moved.mkdir()
     shutil.copy(folder / "ledger", moved / "ledger")
+    # What waits in the box beside a store is no part of the session: it is moved like a file.
+    box = f"{store.name}.commands"
+    if (folder / box).exists():
+        shutil.copytree(folder / box, moved / box)
     stream = io.BytesIO(exported(schema))
     trio.run(lambda: import_session(stream, moved / store.name, as_copy=False))
     finish(schema, count, f"schema {schema}", folder)
@@ -247,8 +251,9 @@ def refuse_newer(schema: int, count: Count, folder: Path) -> None:
 
 def files(folder: Path) -> dict[str, Any]:
     return {
-        path.name: (path.stat().st_mtime_ns, path.stat().st_mode, path.read_bytes())
-        for path in folder.iterdir()
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_mode, data)
+        for path in folder.rglob("*")
+        for data in [path.read_bytes() if path.is_file() else b""]
     }
 
 
