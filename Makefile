@@ -48,6 +48,9 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 demo: $(VENV)/.demo
 	$(BIN)/python -m pidurable.cli demo $(ARGS)
 
+# pytest rewrites the assertions of every module, in every process, unless it may keep the result: a
+# third of the time of the whole suite.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
 
