@@ -220,9 +220,9 @@ def check_kept(kept: Path, folder: Path) -> Problem | None:
     """Look again at an image that was kept."""
     task = Task.read((kept / "task.json").read_text())
     image = {
-        name: content
-        for name, content in read_image(kept).items()
-        if name not in ("task.json", "problem.txt")
+        path.name: path.read_bytes()
+        for path in kept.iterdir()
+        if path.name not in ("task.json", "problem.txt")
     }
     problem, _ = Checker(folder).check(image, task)
     return problem

@@ -39,6 +39,7 @@ import attrs
 import trio
 from crash_checks import PROBLEMS, Checker, Problem, check_kept, keep, task_for
 from crash_recordings import (
+    STORE,
     Recording,
     record_gc,
     record_migration,
@@ -57,6 +58,8 @@ LONG = 1_000
 """Operations of a recording of the whole workload."""
 CONTROL_IMAGES = 600
 IMAGES_PER_CUT = 6.5
+OLD_INDEX_SHARE = 0.25
+INDEX_BYTES = 32 * 1_024
 KEPT_MAX = 5
 RARE = (
     "torn last sector",
@@ -75,6 +78,7 @@ RARE = (
     "progress lost",
     "sectors of a bad disk spoiled",
     "deleted file came back",
+    "old index of the log",
     "journal rolled back",
     "log cut short",
     "process durability: suffix lost",
@@ -96,6 +100,11 @@ def variants(
     yield ("torn", torn) if torn is not None else ("third subset", disk.subset(draw))
     if garbled is not None:
         yield "garbled", garbled
+    if f"{STORE}-wal" in disk.names and draw.random() < OLD_INDEX_SHARE:
+        # A process that dies leaves the index of its log; after a loss of power it may hold
+        # anything. Nobody may believe it who comes first.
+        index = draw.choice((bytes(INDEX_BYTES), draw.randbytes(INDEX_BYTES)))
+        yield "all with an old index", {**disk.everything(), f"{STORE}-shm": index}
     spoiled = disk.garbled_sectors(draw) if bad_disk else None
     if spoiled is not None:
         yield "garbled sectors", spoiled
@@ -134,7 +143,7 @@ def check_cuts(recording: Recording, cuts: list[int], seed: int, kept: Path) -> 
             draw = random.Random(f"{seed}/{recording.name}/{cut}")
             whole = disk.everything()
             for variant, image in variants(disk, draw, bad_disk=recording.bad_disk):
-                task = task_for(recording, cut, variant, process_only=variant == "all")
+                task = task_for(recording, cut, variant, process_only=variant.startswith("all"))
                 problem, seq = checker.check(image, task)
                 _count_rare(report.rare, recording, disk, cut, variant, (whole, image), seq)
                 if problem is not None:
@@ -189,7 +198,9 @@ def _count_rare(
         copying = last is not None and ".bak" in last.name
         rare["copy of a migration cut" if copying else "migration cut"] += 1
     rare["retention cut"] += name == "gc" and "apply" in labels
-    rare["deleted file came back"] += any(each not in whole for each in image)
+    old_index = f"{STORE}-shm" in image
+    rare["old index of the log"] += old_index
+    rare["deleted file came back"] += not old_index and any(each not in whole for each in image)
     rare["journal rolled back"] += any(each.endswith("-journal") for each in image)
     if seq < 0:
         return
