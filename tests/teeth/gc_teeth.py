@@ -1,7 +1,7 @@
 """Planted bugs of retention: each of them the tests of gc must find.
 
-python tests/teeth/gc_teeth.py               all of them, and the last line says how many
-python tests/teeth/gc_teeth.py "fork"        those whose name contains this
+Run all of them, or those whose name contains a text, as `python tests/teeth/gc_teeth.py fork`; the
+last line says how many were found. One takes some ten seconds.
 """
 
 from __future__ import annotations
