@@ -33,7 +33,7 @@ def _expected() -> frozenset[tuple[str, str, str]]:
     connection = apsw.Connection(":memory:")
     try:
         connection.execute(schema_text())
-        return frozenset(connection.execute(_PARTS).fetchall())
+        return frozenset((str(a), str(b), str(c)) for a, b, c in connection.execute(_PARTS))
     finally:
         connection.close()
 
