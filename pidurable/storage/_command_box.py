@@ -53,6 +53,9 @@ tick slowly, and a second change within a tick leaves the moment as it is."""
 UNSEEN_LOOKS_MAX = 100
 """After so many looks at the moment alone the folder is listed anyway."""
 
+_OF_THE_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Too many open files, or no memory: trouble of whoever opens a file, and not of the file."""
+
 _NAME = re.compile(r"[0-9]{20}-([0-9a-f]{32})-[0-9a-f]{8}\.(command|taken)")
 
 
@@ -227,7 +230,13 @@ class FolderCommandBox:
         """Tell where a command stands. See `CommandBox`."""
         try:
             with self._opened(create=False) as folder:
-                ends = {name.rpartition(".")[2] for name in self._named(folder, id)}
+                ends: set[str] = set()
+                # A listing may miss a file that is renamed meanwhile, under both of its names. One
+                # that was there is renamed twice at most: taken, and set aside.
+                for _ in range(3):
+                    ends = {name.rpartition(".")[2] for name in self._named(folder, id)}
+                    if ends:
+                        break
         except FileNotFoundError:
             return None
         if "taken" in ends:
@@ -273,7 +282,9 @@ class FolderCommandBox:
         except FileNotFoundError:
             return taken
         except OSError as error:
-            raise self._mapped(error) from error
+            # What was taken before is in nobody else's hands; the next look meets the trouble.
+            if not taken:
+                raise self._mapped(error) from error
         return taken
 
     def _to_take(self, folder: int) -> list[str]:
@@ -312,6 +323,10 @@ class FolderCommandBox:
             self._given.discard(name)
             return None
         except OSError as error:
+            if error.errno in _OF_THE_PROCESS:
+                # It says nothing of the file: another look may go well.
+                self._given.discard(name)
+                raise
             return TakenCommand(name=name, text=None, problem=f"{error.strerror or error}")
         try:
             return self._read(folder, handle, name)

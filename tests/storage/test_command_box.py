@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -256,6 +258,48 @@ def test_a_command_is_taken_or_withdrawn_and_never_both(store: str, box: FolderC
     taken += [each.text for each in box.take()]
 
     assert sorted([*taken, *withdrawn]) == sorted(ids)
+
+
+@pytest.mark.parametrize(("call", "code"), [("rename", errno.EIO), ("open", errno.EMFILE)])
+def test_trouble_in_the_middle_of_a_look_costs_no_command(
+    box: FolderCommandBox,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    code: int,
+) -> None:
+    """What was taken before it is given, and the others at a later look, none as a bad one."""
+    for number in range(3):
+        box.hand_in(f"{number}", f"{number}")
+    real, calls = getattr(os, call), []
+
+    def fails_at_the_second(path: str, *rest: Any, **named: Any) -> Any:
+        if str(path).endswith((".command", ".taken")):
+            calls.append(path)
+            if len(calls) >= 2:
+                raise OSError(code, os.strerror(code))
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, call, fails_at_the_second)
+    assert [each.text for each in box.take()] == ["0"]
+    with pytest.raises(StorageAccessError, match=os.strerror(code)):
+        box.take()
+    monkeypatch.undo()
+
+    assert [each.text for each in box.take()] == ["1", "2"]
+
+
+def test_a_command_that_is_renamed_while_it_is_looked_for_is_found(
+    box: FolderCommandBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing may show neither the old name nor the new one; that is not taken for its end."""
+    box.hand_in("id", "text")
+    box.take()
+    real, lists = os.listdir, [[], []]
+    monkeypatch.setattr(os, "listdir", lambda at: lists.pop() if lists else real(at))
+
+    assert box.find("id") == "taken"
+    assert box.find("another") is None
 
 
 def test_a_quiet_folder_is_not_listed_at_every_look(
