@@ -10,13 +10,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 CODE := pidurable extensions examples benchmarks
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check verify verify-long bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   an agent repairs a project, is killed three times, and finishes"
 	@echo "make test   the test suite"
 	@echo "make check  lint, format, types"
+	@echo "make verify the goals of reliability: crashes, faults, two holders, commands, moves"
+	@echo "make verify-long  the same with the figures from before a release (hours)"
 	@echo "make bench  the benchmarks; the last line of each is its figure"
 	@echo "make clean  remove .venv and caches"
 
@@ -60,6 +62,12 @@ check: $(VENV)/.dev
 	$(BIN)/flake8-async --disable ASYNC9,ASYNC114,ASYNC124,ASYNC128 $$(find $(CODE) -name '*.py')
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+verify: $(VENV)/.test
+	$(BIN)/python tests/verify/goals.py $(ARGS)
+
+verify-long: $(VENV)/.test
+	$(BIN)/python tests/verify/goals.py --long $(ARGS)
 
 bench: $(VENV)/.test
 	@set -e; for each in benchmarks/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each $(ARGS); done
