@@ -503,7 +503,8 @@ class Harness:
         A tree is a task that nothing owns but an ownerless conversation, with everything below it:
         owned tasks, owned conversations with their entries, submissions and documents. It goes
         whole or not at all, and only when all of it ended before the cutoff, nothing outside was
-        forked from it, no submission in it is open, and no live task waits for anything in it.
+        forked from it, no submission in it is open, and no live task waits for anything in it, or
+        was woken for it and has not gone on since.
         Ownerless conversations stay, with all that is said in them. Of a removed root with a key,
         and of removed submissions with a request id, a stub stays: who hands the same in again is
         given the first one's id, and who asks for it is told how it ended.

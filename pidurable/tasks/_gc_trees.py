@@ -2,8 +2,9 @@
 
 A root is a task that no task owns, in a conversation that no task owns; such a conversation and its
 entries stay. A tree may go when every task in it ended before the cutoff and nothing outside needs
-it: no live task waits for a task, a conversation or a submission in it, none of its submissions is
-open, and no conversation outside was forked from one of its own. A fork that lies in another tree
+it: no live task waits for a task, a conversation or a submission in it, or was woken and has not
+gone on since, none of its submissions is open, and no conversation outside was forked from one of
+its own. A fork that lies in another tree
 that may go is no hindrance: that tree goes before, or with it where each stands on the other. So
 the trees are the nodes of a graph (a tree points to those that stand on it), walked depth first
 (Tarjan), which gives the groups that go together, those that nothing stands on first.
@@ -25,6 +26,7 @@ import attrs
 from pidurable.errors import NotJsonError, StorageCorruptError
 from pidurable.records import _codec, _json
 from pidurable.records._tasks import Status
+from pidurable.session._blobs import is_reference
 from pidurable.session._removals import root_of
 from pidurable.storage import Storage, TaskRow
 
@@ -346,7 +348,7 @@ _BARE = "bare"
 
 
 def read_awaited(storage: Storage) -> Iterator[Iterable[int] | None]:
-    """Give what live tasks wait for."""
+    """Give what live tasks wait for, and what those that were woken may be about to look at."""
     after = 0
     while True:
         rows = storage.waits(after=after, limit=PAGE)
@@ -362,8 +364,52 @@ def read_awaited(storage: Storage) -> Iterator[Iterable[int] | None]:
                 yield wait.on
         yield None
         if len(rows) < PAGE:
-            return
+            break
         after = rows[-1][0]
+    yield from _read_woken(storage)
+
+
+def _read_woken(storage: Storage) -> Iterator[Iterable[int] | None]:
+    """Give what may be the ids of what woken tasks have waited for, until they make progress.
+
+    Their waits are over and nowhere any more; that they were woken for an id they know from what
+    they have stored themselves. A number that is none only keeps a tree a while longer.
+    """
+    after = 0
+    while rows := storage.live_tasks(after=after, limit=PAGE):
+        for row in rows:
+            if row.woken_by is not None:
+                checkpoint = storage.task_checkpoint(row.id)
+                texts = [storage.task_input(row.id), None if checkpoint is None else checkpoint[1]]
+                texts += [text for _, text in storage.task_memos(row.id)]
+                for text in texts:
+                    yield _numbers_in(storage, row.id, text)
+        yield None
+        after = rows[-1].id
+
+
+def _numbers_in(storage: Storage, task: int, text: str | None) -> list[int]:
+    if text is not None and is_reference(text):
+        data = storage.blob(text[1:])
+        text = None if data is None else data.decode(errors="replace")
+    if text is None:
+        return []
+    try:
+        rest = [_json.loads_stored(text)]
+    except NotJsonError as error:
+        problem = f"what task {task} was woken for cannot be read: {error}"
+        raise StorageCorruptError(storage.store, problem) from error
+    found: list[int] = []
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            found += [int(key) for key in value if key.isdecimal() and len(key) < 20]
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+        elif type(value) is int:
+            found.append(value)
+    return found
 
 
 def tree_below(storage: Storage, root: TaskRow) -> Iterator[Tree | None]:

@@ -12,7 +12,7 @@ from gc_stores import UNSHRUNK, check_owners, everything
 from hypothesis import given, settings, strategies as st
 from recount import check_tree
 from trio.testing import MockClock
-from worlds import ROOT, Actor, Next, Start, World
+from worlds import ROOT, Actor, Next, Other, Start, World
 
 from pidurable.errors import NotFoundError, UnknownTaskError, WaitCycleError
 from pidurable.storage import RecordKind
@@ -158,3 +158,49 @@ def test_work_beside_collections_finds_what_it_counts_on(seed: int, records_max:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_gc, "PASS_RECORDS_MAX", records_max)
         trio.run(play, seed, clock=MockClock(autojump_threshold=0))
+
+
+async def test_what_a_task_was_woken_for_stays_until_it_has_gone_on(
+    autojump_clock: MockClock,
+) -> None:
+    """A woken task may have to wait for a free slot, or for its process: what it comes to is there.
+
+    Its wait is over, so nothing but its own checkpoint says what it will look at.
+    """
+    world = World(limits={"test.other": 1})
+    free = trio.Event()
+
+    async def leaf(at: Any, ctx: Any) -> None:
+        await trio.sleep(1)
+        await ctx.complete("leaf")
+
+    async def hog(at: Any, ctx: Any) -> None:
+        await free.wait()
+        await ctx.complete("hog")
+
+    async def watch(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            async with ctx.commit() as tx:
+                tx.wait(on=[first], then=Next(first))
+        else:
+            (outcome,) = await ctx.outcomes([at.n])
+            await ctx.complete(outcome.status)
+
+    async with world.open() as rt:
+        first = int(await world.create("leaf", leaf))
+        second = await world.create("watch", watch, kind=Other)
+        await trio.sleep(0.5)
+        await world.create("hog", hog, kind=Other)
+        await trio.sleep(1)
+        looked = [
+            await Collector(rt).collect(timedelta(0), keep=False, dry_run=dry_run)
+            for dry_run in (True, False)
+        ]
+        free.set()
+        outcome = await rt.wait_for_task(second)
+        await trio.sleep(1)
+        at_last = await Collector(rt).collect(timedelta(0), keep=False, dry_run=False)
+
+    assert [(report.trees, report.kept["awaited"]) for report in looked] == [(0, 1), (0, 1)]
+    assert outcome.result == "completed"
+    assert at_last.trees == 3
