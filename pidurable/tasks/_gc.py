@@ -245,11 +245,14 @@ class Collector:
         marked = sorted(self._session.removals.published)
         trees: list[Tree] = []
         kept: set[int] = set()
+        empty: list[Piece] = []
 
         def read() -> Iterator[None]:
             for id in marked:
                 root = self._raw.task(id)
                 if root is None:
+                    # Of a file from elsewhere: a tree goes with its mark.
+                    empty.append(Piece([(Op.REMOVAL_DELETE, (id,))], "", 0, 0))
                     continue
                 if self._raw.task_input(id) is None:
                     kept.add(id)
@@ -260,6 +263,8 @@ class Collector:
 
         if marked:
             await self._drive(read(), lambda _: None)
+            await self._remove_pieces(iter(empty), tally)
+        if trees:
             await self._remove_marked(Group(trees, []), kept, tally, swept=False)
 
     async def _remove_marked(

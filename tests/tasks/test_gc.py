@@ -38,7 +38,7 @@ from pidurable.errors import (
 from pidurable.harness._open import Harness, open_harness
 from pidurable.records._messages import Block, ImageBlock, TextBlock
 from pidurable.session._seams import InlineBlocking, TrioClock
-from pidurable.storage import MemoryStorage, RecordKind, SqliteStorage, Storage
+from pidurable.storage import MemoryStorage, Op, RecordKind, RemovalRow, SqliteStorage, Storage
 from pidurable.tasks import _gc, _gc_pace
 from pidurable.testing import Fault, FaultyStorage
 
@@ -198,6 +198,21 @@ async def test_a_removal_that_is_cancelled_goes_on_next_time(
         if not scope.cancelled_caught:
             break
     assert number > 5
+
+
+async def test_a_mark_of_a_tree_that_is_not_there_is_taken_away() -> None:
+    """An imported file may have one. Opening is none the worse for it, and what is marked goes."""
+    for alone in (True, False):
+        made, ids = one_tree()
+        made.writes.append((Op.REMOVAL, RemovalRow(made.id(), NOW_US)))
+        if not alone:
+            made.writes.append((Op.REMOVAL, RemovalRow(ids["root"], NOW_US)))
+        storage = stored(made)
+        async with opened(storage) as harness:
+            await harness.gc(older_than=40 * MONTH)
+            assert harness.session.removals.published == frozenset()
+        assert storage.reopen().removals() == []
+        assert (storage.reopen().task(ids["root"]) is not None) == alone
 
 
 # --- late retries -----------------------------------------------------------------------------
