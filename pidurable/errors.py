@@ -681,13 +681,13 @@ class NotAStoreError(PidurableError):
 
 @attrs.define(eq=False)
 class StorageAccessError(PidurableError, OSError):
-    """The store cannot be opened or read at all (permissions, missing folder, disk)."""
+    """The store cannot be opened, read or written (permissions, missing folder, disk)."""
 
     store: str
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.store} cannot be opened: {self.problem}"
+        return f"{self.store} cannot be used: {self.problem}"
 
 
 @attrs.define(eq=False)

@@ -112,8 +112,8 @@ BAD_STORES = [
     (a_newer_store, "999"),
     (a_cut_store, "damaged|corrupt|malformed"),
     (a_store_with_a_garbled_page, "damaged|corrupt|malformed"),
-    (a_dangling_link, "cannot be opened|no store|no such"),
-    (a_fifo, "cannot be opened|is not|no regular file"),
+    (a_dangling_link, "cannot be used|no store|no such"),
+    (a_fifo, "cannot be used|is not|no regular file"),
 ]
 
 COMMANDS = [
