@@ -206,6 +206,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     ) -> None:
         """One commit: the answer's entry, its usage, and what follows from it."""
         conversation = ctx.conversation_id
+        # By the clock of the session, as all that is said in it; `Models` has none but its own.
+        answer = attrs.evolve(answer, at_us=tx.now_us())
         entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
         add_usage(tx, conversation, answer.usage, model=answer.model)
         if not answer.tool_calls:

@@ -38,7 +38,7 @@ from pidurable.records._messages import (
     UserMessage,
 )
 from pidurable.registry import section
-from pidurable.session._seams import InlineBlocking
+from pidurable.session._seams import InlineBlocking, TrioClock
 from pidurable.tasks._transaction import TreeTransaction
 
 
@@ -60,6 +60,19 @@ async def answers(world: World) -> list[AssistantMessage]:
 
 
 # --- answers ------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_the_moment_that_the_clock_of_the_session_says(
+    autojump_clock: MockClock,
+) -> None:
+    """Where the clock of a session is not the machine's, no message tells the machine's time."""
+    world = World("hello there")
+    world.clock = TrioClock(1_000_000)
+
+    await settled(world)
+
+    (answer,) = await answers(world)
+    assert 1_000_000 <= answer.at_us <= world.clock.now_us()
 
 
 async def test_an_input_gets_its_answer(autojump_clock: MockClock) -> None:
