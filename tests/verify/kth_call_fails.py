@@ -168,11 +168,14 @@ def play(
     *,
     expected: object,
     planted: Plant = honest,
+    seed: int = 0,
 ) -> tuple[Journal, FailingDisk]:
     """Play a scene on a disk that fails; then repair it, open the store and go on."""
     path = str(copied(made, folder))
+    schedule = f"{seed}/{strike}"
     journal = Journal(
         path,
+        schedule=schedule,
         acked=scene.found,
         takeover=scene.foreign,
         damaged=strike is not None and strike.code == SHORT_READ,
@@ -190,7 +193,8 @@ def play(
     if disk.open_files:
         journal.differences.append(f"{disk.open_files} files are left open after {told!r}")
     disk.repair()
-    after = Journal(path, life=1, takeover=scene.foreign and not journal.held)
+    takeover = scene.foreign and not journal.held
+    after = Journal(path, life=1, schedule=schedule, takeover=takeover)
     try:
         scene.live(path, disk.name, after, honest)
     except BaseException as error:
@@ -250,7 +254,13 @@ def play_scene(
                 continue
             strike = Strike(method=method, code=code, at=at, lasting=lasting)
             journal, struck = play(
-                scene, strike, made, folder / "run", expected=expected, planted=planted
+                scene,
+                strike,
+                made,
+                folder / "run",
+                expected=expected,
+                planted=planted,
+                seed=report.seed,
             )
             report.add(f"{scene.name} {strike}", journal, struck=struck.struck > 0)
             if not struck.struck:
@@ -310,12 +320,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scenes = [scene for scene in SCENES if given.scene in (None, scene.name)]
     planted = CONTROLS[given.control] if given.control else honest
     if given.strike is not None:
-        return play_one(scenes[0], given.strike, planted)
+        return play_one(scenes[0], given.strike, planted, given.seed)
     report = run(share=given.share, seed=given.seed, scenes=scenes, planted=planted)
     for problem in (*report.undocumented, *report.differences)[:20]:
         scene, strike, *_ = problem.split()
         print(problem[:1_000])
-        print(f"  again: python {sys.argv[0]} --scene {scene} --strike {strike.rstrip(':')}")
+        again = f"--scene {scene} --strike {strike.rstrip(':')} --seed {given.seed}"
+        print(f"  again: python {sys.argv[0]} {again}")
     for name, count in sorted((report.rare + report.errors).items()):
         print(f"  {count:6} {name}")
     # A scene alone need not show everything.
@@ -327,13 +338,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(not line.endswith("PASS"))
 
 
-def play_one(scene: Scene, strike: Strike, planted: Plant) -> int:
+def play_one(scene: Scene, strike: Strike, planted: Plant, seed: int) -> int:
     """Play one strike again, and print what it did."""
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         made = prepared(scene, Path(folder))
         expected, _ = undisturbed(scene, made, Path(folder))
         journal, disk = play(
-            scene, strike, made, Path(folder) / "run", expected=expected, planted=planted
+            scene,
+            strike,
+            made,
+            Path(folder) / "run",
+            expected=expected,
+            planted=planted,
+            seed=seed,
         )
     print(f"struck {disk.struck} calls; told: {dict(journal.errors)}")
     for problem in (*journal.undocumented, *journal.differences):

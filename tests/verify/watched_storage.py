@@ -59,6 +59,8 @@ class Journal:
     """Whether calls go on failing, once one has."""
     life: int = 0
     """How many lives this store has had before."""
+    schedule: str = ""
+    """What the order is drawn from in which trio runs the tasks of this life."""
     takeover: bool = False
     """Whether the store may be taken from a holder that seems to live."""
     hangs: int = 0

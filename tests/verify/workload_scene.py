@@ -85,7 +85,7 @@ def live_workload(path: str, vfs: str | None, journal: Journal, plant: Plant) ->
         raise
     storage: Storage = _Held(plant(made), journal)
     try:
-        with quiet():
+        with quiet(), scheduled(f"{journal.schedule}/{journal.life}"):
             trio.run(_life, storage, journal, clock=MockClock(autojump_threshold=0))
     except trio.TooSlowError:
         journal.hangs += 1
@@ -130,6 +130,20 @@ def dump_workload(path: str) -> dict[str, Any]:
         storage.close()
     ledger = ledger_of(path)
     return {"store": store, "effects": ledger.effects(), "duplicates": ledger.duplicates()}
+
+
+@contextlib.contextmanager
+def scheduled(seed: str) -> Iterator[None]:
+    """Draw the order in which trio runs its tasks from a seed, so that it can be had again."""
+    run: Any = trio._core._run  # type: ignore[attr-defined]
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
+    run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    run._r.seed(seed)
+    try:
+        yield
+    finally:
+        run._ALLOW_DETERMINISTIC_SCHEDULING = before[0]
+        run._r.setstate(before[1])
 
 
 @contextlib.contextmanager
