@@ -22,7 +22,6 @@ from pidurable.errors import (
     NotFoundError,
     SessionClosedError,
     SessionPoisonedError,
-    UnknownTaskError,
     show,
 )
 from pidurable.harness._command_kinds import ROOT_KEY, lifted
@@ -42,7 +41,7 @@ from pidurable.registry import Registry
 from pidurable.session._document_watch import DocumentView
 from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
-from pidurable.session._stubs import unknown_submission, unknown_task
+from pidurable.session._stubs import unknown_submission
 from pidurable.session._watch import Watch
 from pidurable.storage import MemoryStorage, SqliteStorage, Storage
 from pidurable.tasks._explain import Explanation, explain
@@ -53,7 +52,7 @@ from pidurable.tasks._inspect import InspectedTask, inspect_page
 from pidurable.tasks._live_facts import LiveFacts
 from pidurable.tasks._open import bare, open_runtime, outranks
 from pidurable.tasks._runtime import Runtime
-from pidurable.tasks._task_record import task_record
+from pidurable.tasks._task_record import stored_task, task_record
 from pidurable.tasks._transaction import TreeTransaction
 
 DocT = TypeVar("DocT")
@@ -408,12 +407,7 @@ class Harness:
         Raises:
             UnknownTaskError: This session has no such task.
         """
-        if not is_id(task_id):
-            raise UnknownTaskError(show(task_id))
-        row = self.session.storage.task(task_id)
-        if row is None:
-            raise unknown_task(self.session.storage, task_id)
-        return task_record(self.session.storage, row)
+        return stored_task(self.session.storage, task_id)
 
     def tasks(
         self,

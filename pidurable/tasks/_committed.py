@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 
-from pidurable.errors import InvalidArgumentError, NotFoundError, UnknownTaskError, show
+from pidurable.errors import InvalidArgumentError, NotFoundError, show
 from pidurable.records._checks import is_id
 from pidurable.records._ids import TaskId
 from pidurable.session import _documents
-from pidurable.session._stubs import unknown_submission, unknown_task
-from pidurable.tasks._task_record import task_record
+from pidurable.session._stubs import unknown_submission
+from pidurable.tasks._task_record import stored_task
 
 if TYPE_CHECKING:
     from pidurable.records._entries import Conversation, Entry
@@ -45,13 +45,7 @@ class CommittedState:
         Raises:
             UnknownTaskError: This session has no such task.
         """
-        storage = self._session.storage
-        row = storage.task(task_id) if is_id(task_id) else None
-        if row is None:
-            if is_id(task_id):
-                raise unknown_task(storage, task_id)
-            raise UnknownTaskError(show(task_id))
-        return task_record(storage, row)
+        return stored_task(self._session.storage, task_id)
 
     def keyed_tasks(self) -> dict[str, TaskId[Any]]:
         """The tasks that this task created under a key, live and ended, by that key."""

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from typing import cast
 
+from pidurable.errors import UnknownTaskError, show
 from pidurable.records import _codec, _json
+from pidurable.records._checks import is_id
 from pidurable.records._tasks import OnRestart, Status, TaskRecord
+from pidurable.session._stubs import unknown_task
 from pidurable.storage import Storage, TaskRow
+
+
+def stored_task(storage: Storage, task_id: int) -> TaskRecord:
+    """Everything that a storage holds of a task, by its id.
+
+    Raises:
+        UnknownTaskError: There is no such task, or no longer.
+    """
+    if not is_id(task_id):
+        raise UnknownTaskError(show(task_id))
+    row = storage.task(task_id)
+    if row is not None:
+        record = task_record(storage, row)
+        # It may go with its tree between two of these reads.
+        if record.outcome is not None or storage.task(task_id) is not None:
+            return record
+    raise unknown_task(storage, task_id)
 
 
 def task_record(storage: Storage, row: TaskRow) -> TaskRecord:

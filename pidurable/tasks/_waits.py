@@ -191,10 +191,11 @@ class Waits:
         if isinstance(node, Node) and node.live:
             raise NoResultError(task_id, f"is {node.status.word}", _NOT_ENDED)
         storage = runtime.session.storage
+        # In this order: a tree may go between the two, and with it the row.
+        text = storage.task_outcome(task_id)
         row = storage.task(task_id)
         if row is None:
             raise unknown_task(storage, task_id)
-        text = storage.task_outcome(task_id)
         if row.status != Status.TERMINAL or text is None:
             # Stored a moment ago and not published yet: for everybody it has not ended.
             raise NoResultError(task_id, f"is {Status(row.status).word}", _NOT_ENDED)

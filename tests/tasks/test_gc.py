@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -213,6 +214,29 @@ async def test_a_mark_of_a_tree_that_is_not_there_is_taken_away() -> None:
             assert harness.session.removals.published == frozenset()
         assert storage.reopen().removals() == []
         assert (storage.reopen().task(ids["root"]) is not None) == alone
+
+
+@pytest.mark.parametrize("read", ["task", "task_outcome"])
+async def test_who_looks_at_a_task_in_the_instant_that_it_goes_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """A commit may become durable between two reads: it is shown whole, or as one that is gone."""
+    made, ids = one_tree(key="order 7")
+    async with opened(stored(made)) as harness:
+        storage = harness.session.storage
+        real = getattr(storage, read)
+        for look in (harness.task, harness._runtime.waits.outcome):
+            with monkeypatch.context() as patch:
+
+                def then_gone(id: int, patch: Any = patch) -> Any:
+                    found = real(id)
+                    for name in ("task", "task_outcome"):
+                        patch.setattr(storage, name, lambda _: None)
+                    return found
+
+                patch.setattr(storage, read, then_gone)
+                with contextlib.suppress(UnknownTaskError):
+                    assert "completed" in str(look(ids["root"]))
 
 
 # --- late retries -----------------------------------------------------------------------------
