@@ -462,6 +462,9 @@ class Storage(Protocol):
 
         A backend that keeps no pages, or cannot give any back, frees none. To be called by the
         holder, between batches; may wait for a batch, and makes the next one wait.
+
+        Raises:
+            HolderLostError: Another holder has the session by now. Nothing was changed.
         """
         ...
 

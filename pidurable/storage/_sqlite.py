@@ -135,6 +135,8 @@ class SqliteStorage(SqliteReads):
         self._pid = os.getpid()
         self._closed = False
         self._lock: LockFile | None = None
+        self._epoch: int | None = None
+        """Of this handle, since it took the store."""
         self._still: _place.Still | None = None
         """What the file is like, where it is read as it lies."""
         self._write_lock = threading.Lock()
@@ -464,20 +466,29 @@ class SqliteStorage(SqliteReads):
 
     def reclaim(self, pages: int) -> int:
         """Give free pages back to the file system; see `Storage`. One that was created by schema 2
-        or older gives none back: its free pages are used again."""
+        or older gives none back: its free pages are used again.
+
+        Raises:
+            HolderLostError: Another holder has the store by now. Nothing was changed.
+        """
+
+        def body(writer: apsw.Connection) -> None:
+            head = _head(writer.execute(sql.READS["head"]).fetchall())
+            if self._epoch is not None and head.epoch != self._epoch:
+                raise self._lost(writer, self._epoch)
+            # Each row is a page given back, so the statement is read to its end. Of 0 SQLite makes
+            # all of them.
+            writer.execute(f"pragma incremental_vacuum({pages:d})").fetchall()
+
         with self._write_lock:
+            if pages > 0:
+                self._check_place()
+                self._transact(body, flush=False)
             self._check_usable(writing=True)
             try:
-                if pages > 0:
-                    # Each row is a page given back, so the statement is read to its end. Of 0
-                    # SQLite makes all of them.
-                    self._writer.execute(f"pragma incremental_vacuum({pages:d})").fetchall()
                 return int(self._writer.execute("pragma freelist_count").get)
             except apsw.Error as error:
-                certain = self._roll_back()
-                raise (
-                    _open.map_error(error, self._store, writing=certain, certain=certain) or error
-                ) from error
+                raise _open.map_error(error, self._store, writing=True) or error from error
 
     def _log_pages(self) -> int:
         try:
@@ -535,7 +546,7 @@ class SqliteStorage(SqliteReads):
             for old in (dead, self._lock):
                 if old is not None:
                     old.remove()
-            self._lock = own
+            self._lock, self._epoch = own, head.epoch
         return head
 
     def _store_holder(

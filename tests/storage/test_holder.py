@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from pidurable.errors import HolderLostError, StorageAccessError, StorageHeldError
-from pidurable.storage import Batch, HolderClaim, HolderRecord, SqliteStorage
+from pidurable.storage import Batch, HolderClaim, HolderRecord, Op, SqliteStorage
 from pidurable.storage._holder import (
     LockState,
     Verdict,
@@ -374,3 +374,24 @@ def test_a_reused_host_and_process_number_does_not_cover_the_dead(path: Path) ->
     assert head.epoch == 2
     assert record is not None
     assert record.holder_id == "b"
+
+
+def test_who_lost_the_store_gives_no_pages_back(tmp_path: Path) -> None:
+    """The fence holds for what changes no record, too; the free pages are the next one's."""
+    path = tmp_path / "store"
+    first, second = SqliteStorage(path), SqliteStorage(path)
+    epoch = first.acquire(claim(), takeover=False).epoch
+    for seq, write in enumerate(
+        [(Op.BLOB, ("0" * 64, bytes(10**6))), (Op.BLOB_DELETE, ("0" * 64,))]
+    ):
+        first.apply(Batch(epoch=epoch, seq=seq, next_id=9, flush=True, writes=[write]))
+    left = first.reclaim(1)
+    second.acquire(claim(holder_id="second"), takeover=True)
+
+    with pytest.raises(HolderLostError):
+        first.reclaim(100)
+
+    assert second.reclaim(0) == left > 100
+    assert second.reclaim(1_000) == 0
+    first.close()
+    second.close()
