@@ -114,7 +114,8 @@ def migrate(
     To be called with no transaction open and no live holder.
 
     Args:
-        copy: Writes a whole copy of the store, as it is, to the path that it is given.
+        copy: Writes a whole copy of the store, as it is, to the path that it is given, through a
+            connection of its own: this one is in a transaction.
 
     Raises:
         StorageTooNewError: The store is of a newer schema. Nothing was changed.
@@ -127,12 +128,14 @@ def migrate(
             raise MigrationError(store, f"this program has no migration from schema {schema}")
     if found == known:
         return
-    _keep_copy(store, found, copy)
     connection.execute("begin immediate")
     try:
         # Read to its end: an open statement would lock tables against being changed.
         [(current,)] = list(connection.execute("pragma user_version"))
-        # Another opener may have migrated while this one was copying.
+        # Another opener may have migrated by now. From here on none can, nor write anything, so
+        # what is copied is what is migrated.
+        if current < known:
+            _keep_copy(store, int(current), copy)
         for schema in range(int(current), known):
             migrations[schema](connection)
         if current < known:

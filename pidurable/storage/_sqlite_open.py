@@ -516,16 +516,17 @@ def create_schema(connection: apsw.Connection, *, uuid: str | None, created_us: 
         raise
 
 
-def copy_database(connection: apsw.Connection, path: str, *, vfs: str | None = None) -> None:
+def copy_database(store: str, path: str, *, vfs: str | None = None) -> None:
     """Copy a store through SQLite's backup, into a new file for its owner alone."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    target = apsw.Connection(path, vfs=vfs)
-    try:
-        with target.backup("main", connection, "main") as backup:
+    with contextlib.ExitStack() as stack:
+        source = connect(store, vfs, read_only=True, power=False)
+        stack.callback(source.close)
+        target = apsw.Connection(path, vfs=vfs)
+        stack.callback(target.close)
+        with target.backup("main", source, "main") as backup:
             while not backup.done:
                 backup.step(1_000)
-    finally:
-        target.close()
 
 
 def migrate_store(
@@ -544,5 +545,5 @@ def migrate_store(
         found=found,
         known=known,
         migrations=migrations,
-        copy=lambda path: copy_database(connection, path, vfs=vfs),
+        copy=lambda path: copy_database(store, path, vfs=vfs),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -238,6 +239,48 @@ def test_a_copy_that_was_cut_off_is_made_again(
 
     assert not (old.parent / f"s.sqlite.v{TODAY}.bak.part").exists()
     assert value(old.parent / f"s.sqlite.v{TODAY}.bak", "select count(*) from tasks") == 7
+
+
+@pytest.mark.usefixtures("newer")
+def test_of_two_that_migrate_at_once_the_second_leaves_the_copy_alone(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One saw the old schema, and then another one migrated: the copy is still of the old store."""
+    real, copies = SqliteStorage._migrate, old.parent / f"s.sqlite.v{TODAY}.bak"
+
+    def after_another(self: SqliteStorage, schema: int) -> None:
+        monkeypatch.setattr(SqliteStorage, "_migrate", real)
+        SqliteStorage(old).close()
+        real(self, schema)
+
+    monkeypatch.setattr(SqliteStorage, "_migrate", after_another)
+    storage = SqliteStorage(old)
+
+    assert storage.head().epoch == 2
+    storage.close()
+    assert value(old, "pragma user_version") == NEXT
+    assert value(copies, "pragma user_version") == TODAY
+
+
+@pytest.mark.usefixtures("newer")
+def test_nobody_else_writes_while_the_copy_is_made(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is copied is what is migrated: the write lock is held from before the one to after."""
+    real, refused = _migrate._keep_copy, []
+
+    def keep_copy(store: str, found: int, copy: Callable[[str], None]) -> None:
+        other = apsw.Connection(store)
+        with pytest.raises(apsw.BusyError):
+            other.execute("begin immediate")
+        other.close()
+        refused.append(found)
+        real(store, found, copy)
+
+    monkeypatch.setattr(_migrate, "_keep_copy", keep_copy)
+    SqliteStorage(old).close()
+
+    assert refused == [TODAY]
 
 
 def test_a_newer_schema_is_refused_by_the_machinery_too() -> None:
