@@ -16,7 +16,15 @@ import attrs
 from pidurable import errors
 from pidurable.cli._render import clean, clean_line
 
-__all__ = ["Exit", "Explained", "UsageError", "explain_error", "leaves", "missing_store"]
+__all__ = [
+    "Exit",
+    "Explained",
+    "LeftError",
+    "UsageError",
+    "explain_error",
+    "leaves",
+    "missing_store",
+]
 
 
 WHAT_CHARACTERS_MAX = 16_000
@@ -46,6 +54,17 @@ class UsageError(errors.PidurableError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.remedy}".strip()
+
+
+@attrs.define(eq=False)
+class LeftError(errors.PidurableError):
+    """Ctrl-C, while another process was to do what was asked for; says what becomes of it."""
+
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}".strip()
 
 
 @attrs.frozen
@@ -200,6 +219,8 @@ def explain_error(error: BaseException) -> Explained:
         )
     if isinstance(chosen, UsageError):
         return Explained(Exit.USAGE, chosen.problem, chosen.remedy)
+    if isinstance(chosen, LeftError):
+        return Explained(Exit.INTERRUPTED, chosen.what, chosen.remedy)
     if isinstance(chosen, errors.StorageHeldError):
         return Explained(
             Exit.HELD,

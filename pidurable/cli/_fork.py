@@ -34,8 +34,10 @@ async def fork_conversation(
     async def own(harness: Harness) -> int:
         return (await harness.conversation(conversation_id).fork(at, key=key)).id
 
-    async def ask(client: Client) -> int:
-        return await client.fork(conversation_id, at, fork_key=key, timeout=options.timeout)
+    async def ask(client: Client, command: str) -> int:
+        return await client.fork(
+            conversation_id, at, fork_key=key, key=command, timeout=options.timeout
+        )
 
     try:
         id = await change(host, options, own=own, ask=ask)

@@ -71,8 +71,10 @@ async def collect_garbage(
     async def own(harness: Harness) -> GcReport:
         return await harness.gc(older_than=age, keep_outcomes=keep)
 
-    async def ask(client: Client) -> GcReport:
-        return await client.gc(older_than=age, keep_outcomes=keep, timeout=options.timeout)
+    async def ask(client: Client, command: str) -> GcReport:
+        return await client.gc(
+            older_than=age, keep_outcomes=keep, key=command, timeout=options.timeout
+        )
 
     _show(host, options, await change(host, options, own=own, ask=ask))
     return Exit.DONE

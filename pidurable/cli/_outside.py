@@ -2,7 +2,9 @@
 
 What a command wants is handed in and done by the holder, once, and its answer is the command's. No
 extension is loaded here and nothing is run. Where the holder goes away before it has answered, this
-process holds the store for the moment that the answer takes: opening it applies what waits.
+process holds the store for the moment that the answer takes: opening it applies what waits. Ctrl-C
+takes the command back if nobody has begun it, and says so either way: what was left in the box
+would be done later, when nobody expects it any more.
 """
 
 from __future__ import annotations
@@ -14,16 +16,27 @@ from typing import TypeVar
 import trio
 import trio.lowlevel
 
+from pidurable.cli._errors import LeftError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.cli._render import clean_line
-from pidurable.errors import StorageHeldError
+from pidurable.cli._signals import catch_interrupts
+from pidurable.errors import NotFoundError, StorageHeldError
 from pidurable.harness._client import Client, open_client
 from pidurable.harness._open import Harness, open_quiet_harness
 from pidurable.harness._reader import HolderView, Reader
 from pidurable.registry import Registry
+from pidurable.session._seams import SystemRandomness
 
-__all__ = ["asked", "change", "holding", "live_holder", "say_who_is_asked"]
+__all__ = [
+    "asked",
+    "change",
+    "holding",
+    "live_holder",
+    "say_who_is_asked",
+    "take_back",
+    "unless_interrupted",
+]
 
 T = TypeVar("T")
 
@@ -58,17 +71,18 @@ async def change(
     options: Options,
     *,
     own: Callable[[Harness], Awaitable[T]],
-    ask: Callable[[Client], Awaitable[T]],
+    ask: Callable[[Client, str], Awaitable[T]],
 ) -> T:
     """Make a change: by holding the store for a moment, or by asking who holds it.
 
     Args:
         host, options: Of the command.
         own: Makes the change where nobody holds the store.
-        ask: Has the holder make it; called with a client, at most once.
+        ask: Has the holder make it; called with a client and a key for the command, at most once.
 
     Raises:
         WaitTimeoutError: The holder has not answered within `--timeout`.
+        LeftError: Ctrl-C came before the answer.
     """
     try:
         async with holding(host, options) as harness:
@@ -78,21 +92,71 @@ async def change(
     return await asked(host, options, ask)
 
 
-async def asked(host: Host, options: Options, ask: Callable[[Client], Awaitable[T]]) -> T:
+async def asked(host: Host, options: Options, ask: Callable[[Client, str], Awaitable[T]]) -> T:
     """Have the holder do something, and stand in for it if it goes away before it has answered."""
+    key = SystemRandomness().uuid()
+    async with open_client(options.store) as client:
+
+        async def leave() -> LeftError:
+            if await take_back(client, key):
+                return LeftError("interrupted; taken back: nothing was done")
+            next_step = "What this session has now is shown by `pidurable task tree`."
+            return LeftError("interrupted; it was taken up already, and is done", next_step)
+
+        return await unless_interrupted(
+            options,
+            lambda: ask(client, key),
+            leave,
+            beside=lambda: _stand_in(host, options, client),
+        )
+
+
+async def unless_interrupted(
+    options: Options,
+    work: Callable[[], Awaitable[T]],
+    leave: Callable[[], Awaitable[LeftError]],
+    *,
+    beside: Callable[[], Awaitable[None]] = trio.sleep_forever,
+) -> T:
+    """Do some work, or say what became of it when somebody does not want to wait any longer.
+
+    Args:
+        options: Of the command.
+        work: What is waited for.
+        leave: Tells what becomes of it, after Ctrl-C; called when the work has come to rest, its
+            threads too.
+        beside: What runs meanwhile.
+    """
     given: list[T] = []
     failed: list[Exception] = []
-    async with open_client(options.store) as client, trio.open_nursery() as nursery:
-        nursery.start_soon(_stand_in, host, options, client)
-        try:
-            given.append(await ask(client))
-        except Exception as error:
-            # Raised outside of the nursery, as itself and not in a group.
-            failed.append(error)
-        nursery.cancel_scope.cancel()
-    if failed:
-        raise failed[0]
+    with catch_interrupts(options.resume_command) as interrupts:
+        async with trio.open_nursery() as nursery:
+
+            async def interrupted() -> None:
+                await interrupts.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(interrupted)
+            nursery.start_soon(beside)
+            try:
+                given.append(await work())
+            except Exception as error:
+                # Raised outside of the nursery, as itself and not in a group.
+                failed.append(error)
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+        if not given:
+            raise await leave()
     return given[0]
+
+
+async def take_back(client: Client, key: str) -> bool:
+    """Withdraw a command that nobody hands in any more; whether it is certainly not done."""
+    try:
+        return await client.withdraw(key)
+    except NotFoundError:
+        return True  # interrupted before it was handed in
 
 
 async def _stand_in(host: Host, options: Options, client: Client) -> None:

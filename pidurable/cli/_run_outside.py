@@ -16,11 +16,11 @@ from pidurable.cli._conversations import entry_lines
 from pidurable.cli._errors import Exit
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
-from pidurable.cli._outside import live_holder, say_who_is_asked
+from pidurable.cli._outside import live_holder, say_who_is_asked, take_back
 from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
 from pidurable.cli._sessions import store_exists
 from pidurable.cli._signals import Interrupts
-from pidurable.errors import NotFoundError, StorageAccessError, WaitTimeoutError
+from pidurable.errors import StorageAccessError, WaitTimeoutError
 from pidurable.harness._client import Client, open_client
 from pidurable.harness._reader import HolderView
 from pidurable.harness._submission import Settled
@@ -88,6 +88,7 @@ class _Follow:
         """The exit code; None where the holder has gone before there was an answer."""
         ended: list[int | None] = []
         failed: list[Exception] = []
+        left = False
         async with trio.open_nursery() as nursery:
 
             async def first(work: Callable[[], Awaitable[int | None]]) -> None:
@@ -98,12 +99,21 @@ class _Follow:
                     failed.append(error)
                 nursery.cancel_scope.cancel()
 
+            async def interrupted() -> None:
+                nonlocal left
+                await interrupts.wait()
+                left = True
+                nursery.cancel_scope.cancel()
+
             nursery.start_soon(first, self._hand_in_and_follow)
             nursery.start_soon(first, self._until_gone)
-            nursery.start_soon(first, lambda: self._leave(interrupts))
-        if failed and not ended:
-            raise failed[0]
-        return ended[0]
+            nursery.start_soon(interrupted)
+        if ended:
+            return ended[0]
+        if left:
+            # Only now: the thread that handed in is back, so nothing is handed in behind this.
+            return await self._leave()
+        raise failed[0]
 
     async def _hand_in_and_follow(self) -> int:
         timeout = self.options.timeout
@@ -157,14 +167,9 @@ class _Follow:
             await trio.sleep(LOOK_SECONDS * LOOKS_PER_QUESTION)
         self.host.err("the process that held the session has gone; going on here", "yellow")
 
-    async def _leave(self, interrupts: Interrupts) -> int:
+    async def _leave(self) -> int:
         """On the first signal: take back what nobody has begun, leave the rest to the holder."""
-        await interrupts.wait()
-        try:
-            withdrawn = await self.client.withdraw(self.handed.key)
-        except NotFoundError:
-            withdrawn = True
-        if withdrawn:
+        if await take_back(self.client, self.handed.key):
             self.host.err("taken back: nothing was handed in")
         else:
             pid = self.holder.record.pid

@@ -53,8 +53,10 @@ async def signal_tasks(
                 tx.signal(id, name, value, key=key)
         return True
 
-    async def ask(client: Client) -> bool:
-        await client.signal_tasks(list(ids), name, value, signal_key=key, timeout=options.timeout)
+    async def ask(client: Client, command: str) -> bool:
+        await client.signal_tasks(
+            list(ids), name, value, signal_key=key, key=command, timeout=options.timeout
+        )
         return False
 
     stored_here = await change(host, options, own=own, ask=ask)
@@ -90,9 +92,9 @@ async def lift_tasks(
                     _lift(tx, verb)(task.id)
             return True
 
-        async def ask(client: Client) -> bool:
+        async def ask(client: Client, command: str) -> bool:
             call = client.retry_tasks if verb == "retry" else client.resume_tasks
-            await call([task.id for task in fit], timeout=options.timeout)
+            await call([task.id for task in fit], key=command, timeout=options.timeout)
             return False
 
         stored_here = await change(host, options, own=own, ask=ask)

@@ -12,10 +12,10 @@ import attrs
 import trio
 
 from pidurable.cli import _sessions
-from pidurable.cli._errors import Exit, UsageError, missing_store
+from pidurable.cli._errors import Exit, LeftError, UsageError, missing_store
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options, check_text
-from pidurable.cli._outside import asked, live_holder, say_who_is_asked
+from pidurable.cli._outside import asked, live_holder, say_who_is_asked, unless_interrupted
 from pidurable.cli._render import (
     age,
     clean,
@@ -359,25 +359,33 @@ async def _abort_there(
     ids = [task.id for task in live]
     began = trio.current_time()
 
-    async def ask(client: Client) -> None:
-        await client.abort_tasks(ids, reason, timeout=options.timeout)
+    async def ask(client: Client, command: str) -> None:
+        await client.abort_tasks(ids, reason, key=command, timeout=options.timeout)
 
     await asked(host, options, ask)
     async with open_reader(options.store) as reader:
-        while True:
-            tasks = [await reader.task(id) for id in ids]
-            running = [task.id for task in tasks if task.status is not Status.TERMINAL]
-            if not running:
-                return {task.id: task.outcome.status for task in tasks if task.outcome}
-            holder = await live_holder(reader)
-            if holder is None:
-                break
-            if options.timeout is not None and trio.current_time() - began >= options.timeout:
-                hint = f"It is being aborted by process {holder.record.pid}."
-                raise WaitTimeoutError(f"the end of task {running[0]}", options.timeout, hint)
-            await trio.sleep(_ABORT_LOOK_SECONDS)
-    # The mark is stored, but whoever was to see to it is gone.
-    return await _abort_here(host, options, live, reason)
+
+        async def ended() -> dict[int, str] | None:
+            while True:
+                tasks = [await reader.task(id) for id in ids]
+                running = [task.id for task in tasks if task.status is not Status.TERMINAL]
+                if not running:
+                    return {task.id: task.outcome.status for task in tasks if task.outcome}
+                holder = await live_holder(reader)
+                if holder is None:
+                    return None
+                if options.timeout is not None and trio.current_time() - began >= options.timeout:
+                    hint = f"It is being aborted by process {holder.record.pid}."
+                    raise WaitTimeoutError(f"the end of task {running[0]}", options.timeout, hint)
+                await trio.sleep(_ABORT_LOOK_SECONDS)
+
+        async def leave() -> LeftError:
+            await trio.lowlevel.checkpoint()
+            return LeftError(f"interrupted; the abort of {_count(live)} is stored and goes on")
+
+        found = await unless_interrupted(options, ended, leave)
+    # Where nothing was found the mark is stored, but whoever was to see to it is gone.
+    return await _abort_here(host, options, live, reason) if found is None else found
 
 
 def _count(live: list[TaskRecord]) -> str:

@@ -6,12 +6,15 @@ import functools
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 import trio
 
 from pidurable import (
@@ -23,6 +26,9 @@ from pidurable import (
     open_harness,
     open_reader,
 )
+from pidurable.cli import _outside, _run
+from pidurable.cli._signals import Interrupts
+from pidurable.storage._command_box import FolderCommandBox
 from pidurable.testing import ScriptedModel, Step
 
 MODEL = "scripted/m"
@@ -152,6 +158,103 @@ async def test_a_holder_that_goes_away_is_stood_in_for(command: Command, known_s
     assert got[0].code == 0
     assert [row.name for row in signals] == ["go"]
     assert task.invocations == 3
+
+
+def waiting(store: Path) -> list[str]:
+    """The commands beside a store that nobody has taken."""
+    return [each.name for each in Path(f"{store}.commands").glob("*.command")]
+
+
+class Impatient:
+    """Presses Ctrl-C for whoever waits for a holder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.caught: list[tuple[Interrupts, trio.lowlevel.TrioToken]] = []
+        for module in (_outside, _run):
+            monkeypatch.setattr(module, "catch_interrupts", self._catch)
+
+    @contextmanager
+    def _catch(self, resume_command: str) -> Iterator[Interrupts]:
+        self.caught.append(
+            (Interrupts(resume_command=resume_command), trio.lowlevel.current_trio_token())
+        )
+        yield self.caught[-1][0]
+
+    def press(self) -> None:
+        """Once, from any thread."""
+        interrupts, token = self.caught[-1]
+        interrupts.on_signal(signal.SIGINT, token)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("task", "signal", "12", "go"),
+        ("task", "abort", "10", "--yes"),
+        ("gc", "--older-than", "0s", "--yes"),
+        ("run", "hi"),
+    ],
+)
+async def test_ctrl_c_takes_back_what_the_holder_has_not_begun(
+    command: Command,
+    known_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: tuple[str, ...],
+) -> None:
+    """Whoever leaves while the holder does not look is told that nothing was done, and it is so."""
+    impatient = Impatient(monkeypatch)
+    got: list[Any] = []
+    async with held(known_store, commands_seconds=3600) as harness:
+        await harness.drain(seconds=0)
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                got.extend(await beside(lambda: command(*argv)))
+
+            nursery.start_soon(ask)
+            while not waiting(known_store):  # noqa: ASYNC110 - another thread hands it in
+                await trio.sleep(0.01)
+            impatient.press()
+        left = waiting(known_store)
+
+    assert got[0].code == 130, got[0].err
+    assert "taken back: nothing was" in got[0].err
+    assert left == []
+
+
+@pytest.mark.parametrize("argv", [("task", "signal", "12", "go"), ("run", "hi")])
+async def test_ctrl_c_while_it_is_handed_in_leaves_nothing_behind(
+    command: Command,
+    known_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: tuple[str, ...],
+) -> None:
+    """What is being written when the signal comes is not there after "taken back" was said."""
+    impatient = Impatient(monkeypatch)
+    asked_back = threading.Event()
+    hand_in, withdraw = FolderCommandBox.hand_in, FolderCommandBox.withdraw
+
+    def slow_hand_in(box: FolderCommandBox, id: str, text: str) -> None:
+        impatient.press()
+        asked_back.wait(0.1)
+        hand_in(box, id, text)
+
+    def told_withdraw(box: FolderCommandBox, id: str) -> bool:
+        try:
+            return withdraw(box, id)
+        finally:
+            asked_back.set()
+
+    monkeypatch.setattr(FolderCommandBox, "hand_in", slow_hand_in)
+    monkeypatch.setattr(FolderCommandBox, "withdraw", told_withdraw)
+    async with held(known_store, commands_seconds=3600) as harness:
+        await harness.drain(seconds=0)
+        (found,) = await beside(lambda: command(*argv))
+        left = waiting(known_store)
+
+    assert found.code == 130, found.err
+    assert "taken back: nothing was" in found.err
+    assert left == []
 
 
 async def test_a_prompt_is_answered_by_the_holder(command: Command, tmp_path: Path) -> None:
