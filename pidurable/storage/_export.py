@@ -24,7 +24,7 @@ from pidurable.errors import ExportFileError, StorageCorruptError, show
 from pidurable.storage import _export_form as form
 from pidurable.storage._contract import Head, RecordKind, Storage
 from pidurable.storage._memory import MemoryStorage
-from pidurable.storage._places import Places, refuse_taken
+from pidurable.storage._places import Places, refuse_irreplaceable, refuse_taken
 from pidurable.storage._sqlite import SqliteStorage
 from pidurable.storage._sqlite_copy import copy_steps
 
@@ -211,7 +211,8 @@ def export_steps(
         folder: Where a copy of the store may lie if the file is a stream.
 
     Raises:
-        PathTakenError: There is something at the path already, and `overwrite` is False.
+        PathTakenError: There is something at the path already, and `overwrite` is False; or it is
+            a store, or no file, which nothing replaces.
         ExportFileError: The file cannot be written. Nothing is left of it.
         StorageCorruptError: The store is damaged.
     """
@@ -225,6 +226,7 @@ def export_steps(
             return (yield from _write_steps(storage, file, "-"))
         if not overwrite:
             refuse_taken(file, "export to another path, or say that this file is to be replaced")
+        refuse_irreplaceable(file, named)
         places = stack.enter_context(Places(file, "export", ExportFileError).taken())
         storage = yield from _still_steps(source, places.named("copy"), stack)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fnmatch
 import glob
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 
@@ -27,6 +29,8 @@ from pidurable.storage._holder import lock_path, take_lock
 _NAMES = ("part", "copy")
 """What is made for a path: the thing itself, and a copy of what it is made of."""
 _SUFFIXES = ("-wal", "-shm", "-journal", ".lock.[0-9]*", ".v[0-9]*.bak", ".v[0-9]*.bak.part")
+
+_DATABASE = b"SQLite format 3\0"
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1  # Linux
@@ -126,6 +130,30 @@ def refuse_taken(path: str, remedy: str) -> None:
     """
     if os.path.lexists(path):
         raise PathTakenError(path, remedy)
+
+
+def refuse_irreplaceable(path: str, store: str) -> None:
+    """Refuse to replace what is no plain file, any database, and what belongs to a store.
+
+    A slip of the hand must not put the export of a session in the place of the session.
+
+    Raises:
+        PathTakenError: Such a thing is there, or the path is of the store's own files.
+    """
+    real = glob.escape(os.path.realpath(store))
+    patterns = [f"{real}{end}" for end in ("", ".commands", *_SUFFIXES)]
+    for name in (path, os.path.realpath(path)):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            raise PathTakenError(path, "it is of the store that is exported; name another path")
+    try:
+        there = os.stat(path)
+    except OSError:
+        return
+    if not stat.S_ISREG(there.st_mode):
+        raise PathTakenError(path, "it is no file, and is not replaced; name another path")
+    with open(path, "rb") as found:
+        if found.read(len(_DATABASE)) == _DATABASE:
+            raise PathTakenError(path, "it is a database, and is not replaced; name another path")
 
 
 def _rename_new(old: str, new: str) -> None:

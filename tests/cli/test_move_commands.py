@@ -85,6 +85,30 @@ def test_nothing_is_overwritten_but_an_export_that_is_told_to_be(
     assert "session.sqlite exists already: name another path" in onto.err
 
 
+def test_no_export_takes_the_place_of_a_store_or_of_what_is_no_file(
+    command: Command, known_store: Path
+) -> None:
+    """Not the store itself by any of its names, not another one, no pipe and no folder."""
+    before = known_store.read_bytes()
+    other = Path("other.sqlite")
+    other.write_bytes(before)
+    Path("link").symlink_to(known_store)
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    wal = f"{known_store}-wal"
+    found = {
+        name: command("export", name, "--overwrite")
+        for name in (str(known_store), "link", wal, str(other), "folder", "pipe")
+    }
+
+    assert [each.code for each in found.values()] == [2] * 6
+    assert "is of the store that is exported" in found["link"].err
+    assert "is a database" in found["other.sqlite"].err
+    assert "is no file" in found["pipe"].err
+    assert known_store.read_bytes() == other.read_bytes() == before
+    assert Path("link").is_symlink()
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "says"),
     [

@@ -170,7 +170,7 @@ trio.run(main)
 
 
 def test_a_held_store_is_looked_at_and_not_worked_on(command: Command, tmp_path: Path) -> None:
-    """What would write ends with 5 and names the holder; what only looks works meanwhile."""
+    """What would work ends with 5, what asks is answered, and what only looks works meanwhile."""
     store = tmp_path / "held.sqlite"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -179,9 +179,9 @@ def test_a_held_store_is_looked_at_and_not_worked_on(command: Command, tmp_path:
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        for argv in COMMANDS[:2]:
+        for argv, expected in zip(COMMANDS[:2], (1, 5), strict=True):
             code, _, said = command(*argv, "--store", str(store))
-            assert (code, f"process {holder.pid}" in said) == (5, True), said
+            assert (code, f"process {holder.pid}" in said) == (expected, True), said
         for argv in (("task", "list"), ("task", "tree"), ("conversation", "log")):
             assert command(*argv, "--store", str(store))[0] == 0
     finally:
