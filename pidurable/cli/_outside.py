@@ -9,8 +9,10 @@ would be done later, when nobody expects it any more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -27,6 +29,7 @@ from pidurable.harness._open import Harness, open_quiet_harness
 from pidurable.harness._reader import HolderView, Reader
 from pidurable.registry import Registry
 from pidurable.session._seams import SystemRandomness
+from pidurable.storage._command_box import folder_path
 
 __all__ = [
     "asked",
@@ -36,6 +39,7 @@ __all__ = [
     "say_who_is_asked",
     "take_back",
     "unless_interrupted",
+    "waiting_commands",
 ]
 
 T = TypeVar("T")
@@ -59,6 +63,13 @@ async def live_holder(reader: Reader) -> HolderView | None:
     """The process that works on the store right now, if there is one."""
     holder = await reader.holder()
     return holder if holder is not None and holder.state == "live" else None
+
+
+def waiting_commands(store: str) -> str:
+    """So many commands lie beside a store, in words; empty where none does."""
+    folder = Path(folder_path(os.path.realpath(store)))
+    count = sum(1 for end in ("command", "taken") for _ in folder.glob(f"*.{end}"))
+    return f"{count:,} command{'' if count == 1 else 's'}" if count else ""
 
 
 def say_who_is_asked(host: Host, pid: int, place: str, *, what: str = "asking it") -> None:

@@ -18,6 +18,7 @@ from pidurable.cli._errors import Exit, UsageError, missing_store
 from pidurable.cli._follow import following
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
+from pidurable.cli._outside import holding, waiting_commands
 from pidurable.cli._plan import Plan, make_plan
 from pidurable.cli._render import clean_line
 from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
@@ -182,6 +183,13 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
     if plan_only and options.output == "json":
         host.out_json(plan.to_json())
         return Exit.DONE
+    if plan.is_empty and (waits := await _waits_for_an_opening(options)):
+        if plan_only:
+            host.err(f"nothing is to be resumed; {' and '.join(waits)} seen to by an opening")
+            return Exit.DONE
+        await _open_once(host, options)
+        host.err(f"seen to: {' and '.join(waits)}")
+        plan = await _read_plan(options, registry)
     if plan.is_empty:
         host.err("nothing to resume: every input is answered and no task is live")
         if options.output == "json":
@@ -211,6 +219,26 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
             return await _see_through(
                 host, options, harness, root, hand_in, interrupts, resumed=True
             )
+
+
+async def _waits_for_an_opening(options: Options) -> list[str]:
+    """What no task does, and whoever holds the store next."""
+    async with open_reader(options.store) as reader:
+        found = []
+        if commands := await trio.to_thread.run_sync(waiting_commands, options.store):
+            found.append(f"{commands} from other processes")
+        if removals := await reader.removals():
+            found.append(f"the removal of {len(removals)} trees")
+        holder = await reader.holder()
+        if holder is not None and holder.state == "dead":
+            found.append(f"the death of process {holder.record.pid}, which held the store")
+        return found
+
+
+async def _open_once(host: Host, options: Options) -> None:
+    """Hold the store for a moment: opening it applies commands, and takes the place of the dead."""
+    async with holding(host, options) as harness:
+        await harness._collector.finish()
 
 
 async def _read_plan(options: Options, registry: Registry) -> Plan:

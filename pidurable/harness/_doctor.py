@@ -328,8 +328,8 @@ class _Examination:
                 self.find(
                     "gc",
                     f"the removal of {_count(found.removals, 'tree')} was begun and not finished",
-                    "finish it",
-                    command=self._pidurable("gc"),
+                    "finish it: whoever opens the session does",
+                    command=self._pidurable("resume"),
                 )
             await self._look_at_tasks(reader)
 

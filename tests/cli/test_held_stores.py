@@ -23,11 +23,13 @@ from pidurable import (
     Models,
     Registry,
     Settings,
+    open_client,
     open_harness,
     open_reader,
 )
 from pidurable.cli import _outside, _run
 from pidurable.cli._signals import Interrupts
+from pidurable.errors import WaitTimeoutError
 from pidurable.storage._command_box import FolderCommandBox
 from pidurable.testing import ScriptedModel, Step
 
@@ -348,3 +350,36 @@ async def test_a_collection_is_done_by_the_holder(command: Command, known_store:
     assert found.code == 0
     assert json.loads(found.out)["trees"] >= 1
     assert left is None
+
+
+def test_resume_sees_to_what_no_task_does(command: Command, tmp_path: Path) -> None:
+    """Commands that wait, half a removal and a dead holder: what the doctor says to type helps."""
+    store = tmp_path / "s.sqlite"
+
+    async def leave() -> None:
+        async with open_harness(store, registry=Registry()) as harness:
+            root = await harness.root()
+            await (await root.submit("hi")).wait()
+        async with open_client(store) as client:
+            with pytest.raises(WaitTimeoutError):
+                await client.fork(1, key="k", timeout=0)
+
+    trio.run(leave)
+    connection = apsw.Connection(str(store))
+    connection.execute("update holder set released = 0, pid = 999999")
+    connection.execute("insert into removals (root, at_us) values (1000, 0)")
+    connection.close()
+    Path(f"{store}.lock.1").touch(mode=0o600)  # of nobody: its process is dead
+    before = command("doctor", "--store", str(store), "-o", "json")
+    plan = command("resume", "--plan", "--store", str(store))
+    advised = [each["command"] for each in json.loads(before.out)["findings"]]
+    resumed = command(*advised[0].split()[1:])
+    after = command("doctor", "--store", str(store))
+    again = command("resume", "--store", str(store))
+
+    assert len(advised) == 3
+    assert len(set(advised)) == 1
+    assert "1 command from other processes and the removal of 1 trees and the death" in plan.err
+    assert (resumed.code, after.code) == (0, 0), (resumed.err, after.out)
+    assert "seen to: 1 command" in resumed.err
+    assert again.err == "nothing to resume: every input is answered and no task is live\n"

@@ -304,7 +304,7 @@ async def test_a_removal_that_was_not_finished_is_found(path: Path) -> None:
     found = await examine(path)
 
     assert found.removals == 1
-    assert found.findings[0].command == f"pidurable gc --store {path}"
+    assert found.findings[0].command == f"pidurable resume --store {path}"
 
 
 # --- damage -------------------------------------------------------------------------------------
