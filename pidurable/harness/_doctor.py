@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import attrs
 
-from pidurable.errors import PidurableError, StorageAccessError
+from pidurable.errors import NotAStoreError, PidurableError, StorageAccessError
 from pidurable.harness._reader import HolderView, Reader, open_reader
 from pidurable.records._codes import BLOCKED
 from pidurable.records._limits import WAL_BYTES_WARN
@@ -31,7 +31,12 @@ from pidurable.storage._command_box import folder_path
 from pidurable.storage._holder import LockState, ask_lock
 from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite_check import StoreCheck, StoreSize, sqlite_version
-from pidurable.storage._sqlite_open import NETWORK_FILE_SYSTEMS, file_system
+from pidurable.storage._sqlite_open import (
+    NETWORK_FILE_SYSTEMS,
+    file_system,
+    identify,
+    is_missing,
+)
 
 __all__ = ["Diagnosis", "Finding", "examine"]
 
@@ -141,6 +146,12 @@ class _Examination:
         # Before anything is opened here: whoever has the write lock now and after all has it long.
         before = _locks.writers(self.found.store)
         self._look_at_files()
+        no_store = await self._blocking.run(self._no_store)
+        if no_store is not None:
+            # What others may do with it is not ours to judge, and a pipe would never end.
+            self.found.findings.clear()
+            self.find("file", str(no_store), _NO_STORE)
+            return
         await self._part("file", self._check)
         if self.found.schema is None or self.found.schema == SCHEMA:
             await self._part("file", self._read)
@@ -181,6 +192,18 @@ class _Examination:
     def _pidurable(self, *words: str) -> str:
         """A command of ours for this store, as it can be typed."""
         return shlex.join(["pidurable", *words, "--store", self.found.store])
+
+    def _no_store(self) -> NotAStoreError | None:
+        """What the path holds if it is no store; any other trouble is for the parts to find."""
+        store = self.found.store
+        try:
+            is_missing(store, create=False)
+            identify(store, None)
+        except NotAStoreError as error:
+            return error
+        except (PidurableError, OSError):
+            return None
+        return None
 
     # --- files ---------------------------------------------------------------------------
 
@@ -500,6 +523,10 @@ class _Examination:
 _COMMAND_KINDS = {"command": "waiting", "taken": "taken", "bad": "unreadable"}
 _DAMAGED = (
     "keep the file with its -wal beside it, and restore a copy; what can be read can be exported"
+)
+_NO_STORE = (
+    "name the path of a store; if this was one, its first page is damaged: keep the file with its "
+    "-wal beside it, and restore a copy"
 )
 _UNBLOCK = {
     "missing_definition": "install what defines it, and let it be tried again",

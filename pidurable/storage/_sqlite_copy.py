@@ -99,5 +99,7 @@ def _end_log(connection: apsw.Connection) -> None:
 def _mapped(error: Exception, store: str, path: str, *, writing: bool) -> Exception:
     full = isinstance(error, apsw.FullError | apsw.IOError | apsw.CantOpenError | OSError)
     if writing and full:
-        return StorageRefusedError(path, f"copying {store} failed ({error})")
+        # A backup that failed leaves no words of its own, and SQLite says that all is well.
+        why = "the disk refuses what is written" if "not an error" in str(error) else error
+        return StorageRefusedError(path, f"copying {store} failed ({why})")
     return _open.map_error(error, store) or error

@@ -307,6 +307,29 @@ async def test_a_removal_that_was_not_finished_is_found(path: Path) -> None:
     assert found.findings[0].command == f"pidurable resume --store {path}"
 
 
+@pytest.mark.parametrize("kind", ["text", "folder", "pipe", "other database"])
+async def test_what_is_no_store_is_said_once_and_judged_no_further(path: Path, kind: str) -> None:
+    """No damage, no rights of others, no hanging at a pipe: the path is wrong."""
+    other = path.with_name("other")
+    if kind == "folder":
+        other.mkdir(mode=0o755)
+    elif kind == "pipe":
+        os.mkfifo(other)
+    elif kind == "text":
+        other.write_text("import this\n" * 100)
+    else:
+        change(other, "create table mine (x)")
+    if kind != "pipe":
+        other.chmod(0o755)
+
+    with trio.fail_after(30):
+        found = await examine(other)
+
+    assert len(found.findings) == 1, texts(found)
+    assert "is not a pidurable store" in texts(found)
+    assert found.findings[0].command is None
+
+
 # --- damage -------------------------------------------------------------------------------------
 
 LIVE = "(select id from tasks where status < 4)"
