@@ -67,6 +67,9 @@ class Commands:
     has started it."""
     _taken: list[_Taken] = attrs.field(init=False, factory=list)
     """In order of arrival; what is left over could not be stored, or not yet."""
+    _answered: list[str] = attrs.field(init=False, factory=list)
+    """Names of what has its answer and lies in the box: what cannot be removed now, or by whoever
+    was cancelled, is removed at a later look, or found answered by the next holder."""
     _told: set[str] = attrs.field(init=False, factory=set)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _works: deque[_Taken] = attrs.field(init=False, factory=deque)
@@ -92,7 +95,7 @@ class Commands:
         while session.line.poison is None and not session.closed:
             await trio.sleep(pause)
             pause = session.settings.commands_seconds
-            if (self._taken or box.has_news()) and not await self.look():
+            if (self._is_left() or box.has_news()) and not await self.look():
                 pause = max(pause, _AFTER_TROUBLE_SECONDS)
 
     async def look(self) -> bool:
@@ -119,17 +122,20 @@ class Commands:
         """
         session, count = self._harness.session, 0
         async with self._turn:
-            while self._taken or session.storage.command_box.has_news():
-                if not self._taken and not await self._take():
+            while self._is_left() or session.storage.command_box.has_news():
+                if not self._taken and not await self._take() and not self._answered:
                     break
                 works = [each for each in self._taken if _kind(each).work is not None]
                 if works:
                     self._works += works
                     self._taken = [each for each in self._taken if _kind(each).work is None]
                     self._work_came.set()
-                if self._taken:
+                if self._is_left():
                     count += await self._apply_taken()
         return count
+
+    def _is_left(self) -> bool:
+        return bool(self._taken or self._answered)
 
     async def _take(self) -> bool:
         """Take more from the box; False where there is nothing."""
@@ -233,20 +239,19 @@ class Commands:
             place = end
         session.failpoints.hit("command.answered")
         done = [each for each in taken if each.done]
-        # From here on they are the box's business alone: what cannot be removed there is found
-        # answered by the next holder.
+        self._answered += [each.name for each in done]
         self._taken = [each for each in taken if not each.done]
-        box = session.storage.command_box
-
-        def forget() -> None:
-            for each in done:
-                box.forget(each.name)
-
-        if done:
-            await session.blocking.run(forget)
+        if self._answered:
+            await session.blocking.run(self._forget_answered)
         if trouble:
             raise trouble[0]
         return len(done)
+
+    def _forget_answered(self) -> None:
+        box = self._harness.session.storage.command_box
+        while self._answered:
+            box.forget(self._answered[-1])
+            self._answered.pop()
 
     async def _apply_run(self, run: list[_Taken], trouble: list[Exception]) -> None:
         """Apply neighbours. They share a flush where they can, in order of arrival."""

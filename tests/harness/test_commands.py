@@ -336,6 +336,60 @@ async def test_a_holder_that_dies_with_commands_in_hand_loses_and_repeats_none(
     assert all(store.base.command_box.find(f"s{number}") is None for number in range(3))
 
 
+async def test_a_look_that_is_cancelled_leaves_nothing_that_the_next_does_not_do(
+    autojump_clock: MockClock,
+) -> None:
+    """Cancelled at its k-th checkpoint, for every k: each counts once, none stays in the box."""
+    kinds, caught = ["abort", "retry", "no such kind"], 0
+    async with Store().world.open() as harness:
+        box = harness.session.storage.command_box
+        task = await (await harness.root()).create_task(Patient, "x")
+        for number in range(30):
+            ids = [f"{number} {kind}" for kind in kinds]
+            for id, kind in zip(ids, kinds, strict=True):
+                command = Command(
+                    id=id, kind=kind, content={"tasks": [task]}, session="world", at_us=1
+                )
+                box.hand_in(id, encode_command(command, bytes_max=10_000))
+            scope = trio.CancelScope()
+
+            async def cancel(scope: trio.CancelScope = scope, number: int = number) -> None:
+                for _ in range(number):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel)
+                with scope:
+                    await harness.apply_commands()
+                nursery.cancel_scope.cancel()
+            caught += scope.cancelled_caught
+            await harness.apply_commands()
+            assert [box.find(id) for id in ids] == [None] * 3
+            assert None not in [harness.session.storage.command(id) for id in ids]
+    assert 5 < caught < 30
+
+
+async def test_what_cannot_be_removed_from_the_box_is_removed_at_a_later_look(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """Nor does it keep others from being applied."""
+    async with store.world.open() as harness:
+        box = store.base.command_box
+        task = await (await harness.root()).create_task(Patient, "x")
+        store.world.storage.add(Fault.refuse("command_box.forget", times=2))
+        for id in ("first", "second"):
+            store.hand_in("abort", id=id, tasks=[task])
+            with pytest.raises(StorageRefusedError):
+                await harness.apply_commands()
+            assert harness.session.storage.command(id) is not None
+        places = [box.find(id) for id in ("first", "second")]
+        await harness.apply_commands()
+
+        assert places == ["taken", "taken"]
+        assert [box.find(id) for id in ("first", "second")] == [None, None]
+
+
 async def test_a_refused_commit_is_tried_again_and_no_answer(
     store: Store, autojump_clock: MockClock
 ) -> None:
