@@ -17,6 +17,7 @@ from pidurable.cli._errors import Exit
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.cli._outside import live_holder, say_who_is_asked, take_back
+from pidurable.cli._render import clean_line
 from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
 from pidurable.cli._sessions import store_exists
 from pidurable.cli._signals import Interrupts
@@ -145,9 +146,14 @@ class _Follow:
                     return Exit.PARKED
             if timeout is not None and trio.current_time() - started >= timeout:
                 host.err(str(WaitTimeoutError("the answer", timeout)), "yellow")
-                host.err(f"  next: it goes on in process {self.holder.record.pid}")
+                host.err(f"  next: {self._goes_on()}")
                 return Exit.TIMED_OUT
             await trio.sleep(LOOK_SECONDS)
+
+    def _goes_on(self) -> str:
+        # Another `run` ends with its own answer, whatever else it has begun by then.
+        resume = clean_line(self.options.resume_command)
+        return f"it goes on in process {self.holder.record.pid} while that runs, then by `{resume}`"
 
     async def _newer(self, conversation_id: int, after: int) -> list[Entry]:
         return await self.client.reader.entries(conversation_id, after=after, limit=ENTRIES_AT_ONCE)
@@ -172,7 +178,6 @@ class _Follow:
         if await take_back(self.client, self.handed.key):
             self.host.err("taken back: nothing was handed in")
         else:
-            pid = self.holder.record.pid
-            self.host.err(f"left; the work goes on in process {pid}")
+            self.host.err(f"left; {self._goes_on()}")
             self.host.err("  next: `pidurable conversation log` shows how far it came")
         return Exit.INTERRUPTED

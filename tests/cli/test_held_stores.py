@@ -383,3 +383,17 @@ def test_resume_sees_to_what_no_task_does(command: Command, tmp_path: Path) -> N
     assert (resumed.code, after.code) == (0, 0), (resumed.err, after.out)
     assert "seen to: 1 command" in resumed.err
     assert again.err == "nothing to resume: every input is answered and no task is live\n"
+
+
+async def test_whoever_does_not_wait_is_not_promised_that_the_holder_stays(
+    command: Command, tmp_path: Path
+) -> None:
+    """Another `run` holds the session only until it has its own answer; who left is told."""
+    store = tmp_path / "s.sqlite"
+    async with held(store, Step(text="x", delay=600)) as harness:
+        await harness.root(agent=AgentChange(model=MODEL))
+        run = ("run", "hi", "--store", str(store), "--timeout", "2")
+        (found,) = await beside(lambda: command(*run))
+
+    assert found.code == 8
+    assert f"it goes on in process {os.getpid()} while that runs, then by" in found.err
