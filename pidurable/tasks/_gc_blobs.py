@@ -20,6 +20,9 @@ WINDOW = 50_000
 ROWS = 50
 """Rows that are looked through in one step. One of them may hold up to 64 KiB, rarely more."""
 
+RUN_MAX = 4_096
+"""Digits in a row of which each place is looked at in the loop."""
+
 _RUN = re.compile("[0-9a-f]{64,}")
 _DIGITS = 64
 _APPENDS = '"append"'
@@ -121,3 +124,14 @@ def take_out(text: str, wanted: dict[str, int]) -> None:
     """Take out of `wanted` what a text refers to."""
     for digest in digests_in(text):
         wanted.pop(digest, None)
+
+
+def take_out_quickly(text: str, wanted: dict[str, int]) -> None:
+    """The same in the loop, where a run of a million digits would take too long.
+
+    Such a one may refer to anything, so nothing is wanted any more; the next collection looks.
+    """
+    if any(len(found[0]) > RUN_MAX for found in _RUN.finditer(text)):
+        wanted.clear()
+    else:
+        take_out(text, wanted)

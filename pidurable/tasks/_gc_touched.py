@@ -16,7 +16,7 @@ import trio
 from pidurable.records import _codec, _json
 from pidurable.session._blobs import moved_blobs
 from pidurable.storage import ConversationRow, EntryRow, Op, SubmissionRow, TaskRow
-from pidurable.tasks._gc_blobs import take_out
+from pidurable.tasks._gc_blobs import take_out_quickly
 from pidurable.tasks._gc_trees import Tree
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class Touched:
             self._wanted.pop(row[0], None)
             return
         for value in row:
-            if type(value) is str:
-                take_out(value, self._wanted)
+            if type(value) is str and self._wanted:
+                take_out_quickly(value, self._wanted)
         for name in moved_blobs(op, row):
             self._wanted.pop(name, None)
 

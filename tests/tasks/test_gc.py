@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ from pidurable.harness._open import Harness, open_harness
 from pidurable.records._messages import Block, ImageBlock, TextBlock
 from pidurable.session._seams import InlineBlocking, TrioClock
 from pidurable.storage import MemoryStorage, Op, RecordKind, RemovalRow, SqliteStorage, Storage
-from pidurable.tasks import _gc, _gc_pace
+from pidurable.tasks import _gc, _gc_blobs, _gc_pace
 from pidurable.testing import Fault, FaultyStorage
 
 MONTH = timedelta(days=30)
@@ -417,6 +417,41 @@ async def test_a_reference_that_is_written_meanwhile_is_not_missed(large: bool) 
         assert report.blobs == int(not there)
         assert storage.reopen().has_blob(name) == (there or large)
     assert place > 2
+
+
+async def test_a_long_run_of_digits_that_is_written_meanwhile_is_not_looked_through_in_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may name anything: what is looked for at this time stays, and goes the next time."""
+    run, looked = "0" * (_gc_blobs.RUN_MAX + 1), []
+    real = _gc_blobs.digests_in
+
+    def digests_in(text: str) -> Iterator[str]:
+        looked.append(text)
+        return real(text)
+
+    made = Planted()
+    top = made.conversation()
+    name = made.blob(b"named by nobody")
+    storage, blocking = stored(made), BetweenReads()
+    async with opened(storage, blocking=blocking) as harness:
+
+        async def write() -> None:
+            if not harness._collector._touched._wanted:
+                blocking.then = write
+                return
+            with monkeypatch.context() as patch:
+                patch.setattr(_gc_blobs, "digests_in", digests_in)
+                async with harness.commit() as tx:
+                    tx.append(top, {"hex": run}, kind="note")
+
+        blocking.then = write
+        first = await harness.gc(older_than=MONTH)
+        there = storage.reopen().has_blob(name)
+        second = await harness.gc(older_than=MONTH)
+
+    assert (first.blobs, there, second.blobs) == (0, True, 1)
+    assert not any(run in text for text in looked)
 
 
 # --- what is kept in memory -------------------------------------------------------------------
