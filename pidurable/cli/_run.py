@@ -230,8 +230,8 @@ async def _waits_for_an_opening(options: Options) -> list[str]:
         if removals := await reader.removals():
             found.append(f"the removal of {len(removals)} trees")
         holder = await reader.holder()
-        if holder is not None and holder.state == "dead":
-            found.append(f"the death of process {holder.record.pid}, which held the store")
+        if holder is not None and holder.state in ("dead", "silent"):
+            found.append(f"process {holder.record.pid}, which held the store and is {holder.state}")
         return found
 
 

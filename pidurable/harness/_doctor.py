@@ -268,13 +268,18 @@ class _Examination:
         current = None
         if holder is not None and holder.record.lock_file and holder.state != "released":
             current = os.path.basename(holder.record.lock_file)
+        # Of a store of another version nobody knows which one counts; what is locked is held.
+        known = found.schema is None or found.schema == SCHEMA
         for path in _lock_files(found.store):
             if os.path.basename(path) == current:
                 continue
             state, lock = ask_lock(path)
             if lock is not None:
                 lock.drop()
-            if state is LockState.LOCKED:
+            if not known:
+                if state is LockState.LOCKED:
+                    found.notes.append(f"a process has {path}: another version works on the store")
+            elif state is LockState.LOCKED:
                 self.find(
                     "holder",
                     f"a process that was replaced still has {path}; it can store nothing more",

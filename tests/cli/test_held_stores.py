@@ -379,7 +379,9 @@ def test_resume_sees_to_what_no_task_does(command: Command, tmp_path: Path) -> N
 
     assert len(advised) == 3
     assert len(set(advised)) == 1
-    assert "1 command from other processes and the removal of 1 trees and the death" in plan.err
+    assert (
+        "1 command from other processes and the removal of 1 trees and process 999999" in plan.err
+    )
     assert (resumed.code, after.code) == (0, 0), (resumed.err, after.out)
     assert "seen to: 1 command" in resumed.err
     assert again.err == "nothing to resume: every input is answered and no task is live\n"

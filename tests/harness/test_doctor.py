@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -328,6 +329,21 @@ async def test_what_is_no_store_is_said_once_and_judged_no_further(path: Path, k
     assert len(found.findings) == 1, texts(found)
     assert "is not a pidurable store" in texts(found)
     assert found.findings[0].command is None
+
+
+@pytest.mark.parametrize("schema", [2, 999])
+def test_the_locks_of_another_version_are_not_judged(path: Path, schema: int) -> None:
+    """Whose they are is in records that are not read: nobody is told to end or remove them."""
+    change(path, f"pragma user_version = {schema}")
+    with open(f"{path}.lock.7", "w") as lock, open(f"{path}.lock.8", "w") as free:
+        for each in (lock, free):
+            os.chmod(each.name, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = trio.run(examine, path)
+
+    assert [each.area for each in found.findings] == ["file"], texts(found)
+    assert len(found.notes) == 1
+    assert "another version works on the store" in found.notes[0]
 
 
 # --- damage -------------------------------------------------------------------------------------
