@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -48,6 +50,28 @@ def _settings_of_the_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     for name in list(os.environ):
         if name.startswith("PIDURABLE_") and name != "PIDURABLE_SNAPSHOTS":
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def slow_run(request: pytest.FixtureRequest) -> bool:
+    """Whether the slow tests were asked for: with `-m slow` they play all that they have."""
+    return "slow" in str(request.config.getoption("-m"))
+
+
+@pytest.fixture
+def some(slow_run: bool, request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """Choose a third of many cases, and all of them with `-m slow`.
+
+    Which third depends on the name of the test, so that the tests that share a list of cases
+    play all of it between them, and one test the same at every run.
+    """
+
+    def choose(cases: Sequence[Any], of: int = 3) -> list[Any]:
+        if slow_run:
+            return list(cases)
+        return list(cases[zlib.crc32(request.node.name.encode()) % of :: of])
+
+    return choose
 
 
 @pytest.fixture(scope="session")

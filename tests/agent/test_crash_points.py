@@ -24,6 +24,8 @@ from pidurable.agent._script import ScriptedCall, ScriptedError, Step, When
 from pidurable.harness._open import Harness
 from pidurable.records._messages import AssistantMessage
 
+pytestmark = pytest.mark.slow
+
 
 async def one_input(harness: Harness, world: World) -> Any:
     """The plainest host: it asks, and waits."""
@@ -36,7 +38,7 @@ async def test_a_plain_answer_survives_a_kill_at_every_commit(autojump_clock: Mo
         lambda: World("the answer"), one_input, lambda world, settled: answered(settled)
     )
 
-    assert kills >= 6
+    assert kills >= 3
 
 
 def answered(settled: Any, text: str = "the answer") -> None:
@@ -66,8 +68,8 @@ async def test_a_streamed_answer_survives_a_kill_at_every_commit(autojump_clock:
     # C032
     kills = await crash_everywhere(lambda: World(step), program, check)
 
-    assert kills >= 12
-    assert len(kept) >= 4
+    assert kills >= 6
+    assert len(kept) >= 2
     assert all(text and whole.startswith(text) for text in kept)
 
 
@@ -83,7 +85,7 @@ async def test_a_safe_tool_runs_at_least_once(autojump_clock: MockClock) -> None
         lambda: World(calls("safe", what="it"), Step(text="the answer")), one_input, check
     )
 
-    assert kills >= 18
+    assert kills >= 9
 
 
 async def test_an_effect_that_may_not_repeat_happens_at_most_once(

@@ -613,6 +613,7 @@ class Note(Task[str, Begin, str]):
         await ctx.complete(f"noted {ctx.input}")
 
 
+@pytest.mark.slow
 async def test_a_tool_composes_tasks_memos_and_commits(autojump_clock: MockClock) -> None:
     """What a call fixes, owns or stores beside its result is there once, at every kill."""
 
@@ -645,7 +646,7 @@ async def test_a_tool_composes_tasks_memos_and_commits(autojump_clock: MockClock
 
     kills = await crash_everywhere(make, program, check)
 
-    assert kills > 20
+    assert kills > 10
 
 
 async def test_a_store_that_refuses_is_not_the_tool_s_fault(autojump_clock: MockClock) -> None:

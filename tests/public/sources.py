@@ -1,9 +1,12 @@
-"""The source files of the project, parsed: what the tests about layers and style read."""
+"""The source files of the project and their syntax: what the tests about layers and style read."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import io
+import tokenize
 from pathlib import Path
 
 import attrs
@@ -17,7 +20,6 @@ class Source:
 
     path: Path
     text: str
-    tree: ast.Module
 
     @property
     def name(self) -> str:
@@ -26,6 +28,25 @@ class Source:
         if parts[-1] == "__init__":
             parts.pop()
         return ".".join(parts)
+
+    @functools.cache  # noqa: B019 - sources live as long as the run
+    def _parsed(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax, parsed when it is first asked for: many tests read the text alone."""
+        return self._parsed()
+
+    @property
+    def docstring(self) -> str:
+        """What the module says of itself, or nothing; without parsing the rest of it."""
+        between = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in between:
+                said = token.type == tokenize.STRING and ast.literal_eval(token.string)
+                return inspect.cleandoc(said) if isinstance(said, str) else ""
+        return ""
 
     @property
     def place(self) -> str:
@@ -77,8 +98,7 @@ class Import:
 
 @functools.cache
 def _read(path: Path) -> Source:
-    text = path.read_text()
-    return Source(path, text, ast.parse(text))
+    return Source(path, path.read_text())
 
 
 @functools.cache

@@ -181,14 +181,15 @@ TOOL_DOORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", TOOL_DOORS, ids=lambda door: door.__name__)
 async def test_whatever_a_tool_hands_back_is_one_valid_result(
-    world: World, door: Callable[[Any], Act]
+    world: World, door: Callable[[Any], Act], some: Callable[..., list[Any]]
 ) -> None:
     """What can be stored is; the rest is an error result that the model sees; the run goes on."""
     wrong: list[str] = []
     payloads = LIGHT if door in (returns, shows) else [*BAD_TEXTS, *OTHERS]
-    for payload in payloads:
+    for payload in some(payloads):
         conversation, settled = await world.run([CALL, "after"], door(payload.make()))
         result = await result_of(conversation)
         said = text_of(result)
@@ -288,9 +289,12 @@ async def test_arguments_that_are_no_json_object_never_reach_a_tool(
             assert (name, settled.reason) == ("large", "model_error")
 
 
-async def test_arguments_that_are_json_reach_the_tool_as_they_are(world: World) -> None:
+@pytest.mark.slow
+async def test_arguments_that_are_json_reach_the_tool_as_they_are(
+    world: World, some: Callable[..., list[Any]]
+) -> None:
     """Odd but valid values come through the model, the store and the check unchanged."""
-    for payload in LIGHT:
+    for payload in some(LIGHT):
         value = payload.stored if payload.fate == "stored" else None
         if value is None:
             continue

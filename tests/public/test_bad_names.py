@@ -344,10 +344,13 @@ TEXT_DOORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", TEXT_DOORS, ids=lambda door: door.__name__)
-async def test_any_text_is_refused_or_reads_back_equal(world: World, door: Door) -> None:
+async def test_any_text_is_refused_or_reads_back_equal(
+    world: World, door: Door, some: Callable[..., list[Any]]
+) -> None:
     """A door for names and texts takes what can be stored, exactly, and no other type."""
-    assert await knock(world, door, TEXT_PAYLOADS) == []
+    assert await knock(world, door, some(TEXT_PAYLOADS)) == []
 
 
 # --- choices and numbers ------------------------------------------------------------------------
@@ -490,15 +493,16 @@ FITTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", NOTHING_FITS, ids=lambda door: door.__name__)
 async def test_nothing_wrong_is_taken_for_a_choice_an_id_or_a_moment(
-    world: World, door: Door
+    world: World, door: Door, some: Callable[..., list[Any]]
 ) -> None:
     """Ids that are negative, huge, foreign, bool, text; unknown words; moments without a zone."""
     fitting = FITTING.get(door.__name__, set())
     payloads = [payload for payload in WRONG if payload.name not in fitting]
 
-    assert await knock(world, door, payloads) == []
+    assert await knock(world, door, some(payloads)) == []
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,12 @@ def _pyright_errors(folder: Path) -> Found:
 
 
 @pytest.fixture(scope="module", params=["mypy", "pyright"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, slow_run: bool
+) -> Found:
     """What a checker says of all samples, which it reads in one run: starting takes the time."""
+    if not slow_run:
+        pytest.skip("takes half a minute; run it with -m slow")
     # The checkers belong to the dev extra; who only runs the tests need not have them.
     checker = request.param
     pytest.importorskip(checker, reason=f"{checker} is not installed; the dev extra brings it")
