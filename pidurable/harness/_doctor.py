@@ -526,9 +526,7 @@ class _Examination:
 
 
 _COMMAND_KINDS = {"command": "waiting", "taken": "taken", "bad": "unreadable"}
-_DAMAGED = (
-    "keep the file with its -wal beside it, and restore a copy; what can be read can be exported"
-)
+_DAMAGED = "keep the file with its -wal beside it, and restore a copy, or an export"
 _NO_STORE = (
     "name the path of a store; if this was one, its first page is damaged: keep the file with its "
     "-wal beside it, and restore a copy"
