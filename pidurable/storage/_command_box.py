@@ -53,6 +53,8 @@ tick slowly, and a second change within a tick leaves the moment as it is."""
 UNSEEN_LOOKS_MAX = 100
 """After so many looks at the moment alone the folder is listed anyway."""
 
+_LISTED_AT_ONCE = 200
+"""So many names of ours a system lists in one step, between two changes of the folder."""
 _OF_THE_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Too many open files, or no memory: trouble of whoever opens a file, and not of the file."""
 
@@ -231,11 +233,12 @@ class FolderCommandBox:
         try:
             with self._opened(create=False) as folder:
                 ends: set[str] = set()
-                # A listing may miss a file that is renamed meanwhile, under both of its names. One
-                # that was there is renamed twice at most: taken, and set aside.
+                # A long listing may miss a file that is renamed meanwhile, under both of its names.
+                # One that was there is renamed twice at most: taken, and set aside.
                 for _ in range(3):
-                    ends = {name.rpartition(".")[2] for name in self._named(folder, id)}
-                    if ends:
+                    names = os.listdir(folder)
+                    ends = {name.rpartition(".")[2] for name in names if id_digest(id) in name}
+                    if ends or len(names) < _LISTED_AT_ONCE:
                         break
         except FileNotFoundError:
             return None

@@ -19,6 +19,7 @@ from pidurable.records._limits import (
 )
 from pidurable.storage import SqliteStorage
 from pidurable.storage._command_box import (
+    _LISTED_AT_ONCE,
     SETTLED_SECONDS,
     UNSEEN_LOOKS_MAX,
     FolderCommandBox,
@@ -295,7 +296,8 @@ def test_a_command_that_is_renamed_while_it_is_looked_for_is_found(
     """A listing may show neither the old name nor the new one; that is not taken for its end."""
     box.hand_in("id", "text")
     box.take()
-    real, lists = os.listdir, [[], []]
+    others = [f"{new_name(f'{n}', AT_NS)}.command" for n in range(_LISTED_AT_ONCE)]
+    real, lists = os.listdir, [others, others]
     monkeypatch.setattr(os, "listdir", lambda at: lists.pop() if lists else real(at))
 
     assert box.find("id") == "taken"
