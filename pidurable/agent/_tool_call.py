@@ -52,7 +52,7 @@ from pidurable.records._messages import ToolResultMessage
 from pidurable.registry._tool import Tool, ToolArgumentsError, ToolResult
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
-from pidurable.tasks._errors import bounded, error_info, leaves
+from pidurable.tasks._errors import bounded, error_info, leaves, storage_trouble
 from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         self._services.session.failpoints.hit("CP2")
         call = RunningCall(self._services, ctx, agent, tool)
         try:
-            came = await _invoke(ctx, tool, kwargs, call)
+            came = await _invoke(self._services, ctx, tool, kwargs, call)
             if isinstance(came, OutcomeUnknownError):
                 final = await self._unknown(ctx, at, came, call)
             else:
@@ -231,7 +231,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                 if isinstance(answer, ToolResult):
                     return final_result(answer, tool, call.progress)
         except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
-            if _passes(raised):
+            if _passes(raised, self._services):
                 raise
             ctx.report(f"reconcile raised, so the outcome is unknown: {_described(raised)}")
         finally:
@@ -300,7 +300,11 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
 
 async def _invoke(
-    ctx: ToolContext, tool: Tool[..., Any], kwargs: dict[str, Any], call: RunningCall
+    services: AgentServices,
+    ctx: ToolContext,
+    tool: Tool[..., Any],
+    kwargs: dict[str, Any],
+    call: RunningCall,
 ) -> FinalResult | OutcomeUnknownError:
     """Run the tool, and make a result of whatever comes out of it."""
     scope = trio.CancelScope(deadline=trio.current_time() + _seconds(tool))
@@ -312,7 +316,7 @@ async def _invoke(
             return final_result(returned, tool, call.progress)
         text, code = _timeout_text(tool), "timeout"
     except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
-        if _passes(raised):
+        if _passes(raised, services):
             raise
         every = leaves(raised)
         if all(isinstance(leaf, OutcomeUnknownError) for leaf in every):
@@ -333,8 +337,14 @@ def stricter(stored: str, current: str) -> str:
     )
 
 
-def _passes(raised: BaseException) -> bool:
-    """Whether an error is not the tool's own: the host is interrupted, or the call is stopped."""
+def _passes(raised: BaseException, services: AgentServices) -> bool:
+    """Whether an error is not the tool's own: the host is interrupted, or the call is stopped.
+
+    Neither is it where a read of the store failed that the tool needed, as when it asks another
+    agent: the task is tried again, as any task is, by what the tool says of its being repeated.
+    """
+    if storage_trouble(raised, services.session.storage.store) is not None:
+        return True
     every = leaves(raised)
     if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in every):
         return True

@@ -724,3 +724,34 @@ async def test_a_wrapped_tool_runs_inside_its_wrap(autojump_clock: MockClock) ->
         (result,) = await results(harness)
 
     assert text_of(result) == "saw y!"
+
+
+@pytest.mark.parametrize("point", ["document", "submission"])
+async def test_a_read_that_failed_in_a_sub_agent_is_no_fault_of_the_tool(
+    autojump_clock: MockClock, point: str
+) -> None:
+    """A tool that may be repeated is, and the model is told what it says then."""
+    # C075
+    child_says = Step(text="a child's word", when=When(user="speak"))
+    world = World(child_says, calls("delegate"), "ok")
+
+    @tool(replay="safe")
+    async def delegate(call: ToolCall) -> str:
+        """Ask another agent, while the disk fails once."""
+        child = await call.child()
+        if not world.ledger:
+            world.storage.add(Fault.fail(point))
+        world.ledger.append("asked")
+        submission = await child.submit("speak", request_id=call.key("task"))
+        text: str = (await submission.wait()).text
+        return text
+
+    world.install(delegate)
+    async with world.open() as harness:
+        with trio.fail_after(1000):
+            outcome = await ask(harness, "go")
+            await harness.wait_for_idle()
+        (result,) = await results(harness)
+
+    assert (outcome.text, text_of(result), result.is_error) == ("ok", "a child's word", False)
+    assert world.ledger == ["asked", "asked"]
