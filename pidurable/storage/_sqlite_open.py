@@ -79,7 +79,13 @@ _ENVIRONMENT = (
 )
 """The machine's fault. Certain before COMMIT was tried, uncertain from then on."""
 
-_DAMAGE = (apsw.CorruptError, apsw.FormatError, apsw.NotADBError)
+_DAMAGE = (
+    apsw.CorruptError,
+    apsw.FormatError,
+    apsw.NotADBError,
+    # Whatever was stored as text was valid.
+    UnicodeDecodeError,
+)
 
 _BUG = (
     apsw.BindingsError,
@@ -524,9 +530,11 @@ def copy_database(store: str, path: str, *, vfs: str | None = None) -> None:
         stack.callback(source.close)
         target = apsw.Connection(path, vfs=vfs)
         stack.callback(target.close)
-        with target.backup("main", source, "main") as backup:
-            while not backup.done:
-                backup.step(1_000)
+        backup = target.backup("main", source, "main")
+        # As a context it would raise what is no error of SQLite, where it fails.
+        stack.callback(backup.finish)
+        while not backup.done:
+            backup.step(1_000)
 
 
 def migrate_store(

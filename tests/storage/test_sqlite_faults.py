@@ -353,3 +353,18 @@ def test_two_thousand_small_steps_take_space_in_proportion(tmp_path: Path) -> No
     storage.close()
 
     assert (tmp_path / "s").stat().st_size < 2 * 2_000 * payload
+
+
+def test_a_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
+    """Bytes that changed within a text are the file's fault, and no bug of ours."""
+    storage = opened(tmp_path / "s.sqlite")
+    storage.apply(batch(storage, conversation(1)))
+    storage.close()
+    connection = apsw.Connection(str(tmp_path / "s.sqlite"))
+    connection.execute("update conversations set key = cast(x'c3ff' as text)")
+    connection.close()
+    storage = opened(tmp_path / "s.sqlite")
+
+    with pytest.raises(StorageCorruptError, match="can't decode"):
+        storage.conversation(1)
+    storage.close()
