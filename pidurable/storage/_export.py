@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol
 
 import attrs
 
-from pidurable.errors import ExportFileError, StorageCorruptError, show
+from pidurable.errors import ExportFileError, StorageAccessError, StorageCorruptError, show
 from pidurable.storage import _export_form as form
 from pidurable.storage._contract import Head, RecordKind, Storage
 from pidurable.storage._memory import MemoryStorage
@@ -265,9 +265,15 @@ def _still_steps(
             done, total = next(copying)
         except StopIteration as copied:
             storage: SqliteStorage = copied.value
-            stack.callback(storage.close)
+            stack.callback(_let_go, storage)
             return storage
         yield MoveProgress(stage="copying", done=done, total=total)
+
+
+def _let_go(copy: SqliteStorage) -> None:
+    """Close a copy, which is thrown away; nothing of the export depends on how that goes."""
+    with contextlib.suppress(StorageAccessError):
+        copy.close()
 
 
 def _write_steps(

@@ -14,12 +14,14 @@ from collections.abc import Generator
 
 import apsw
 
-from pidurable.errors import StorageAccessError, StorageRefusedError, check
+from pidurable.errors import PidurableError, StorageAccessError, StorageRefusedError, check
 from pidurable.storage import _sqlite_open as _open
 from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite import SqliteStorage
 
 PAGES_AT_ONCE = 4_096
+_READING = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ)
+"""What no full disk is the reason of."""
 TRIES = 3
 """So often it may begin again before everything is read at once."""
 
@@ -50,36 +52,41 @@ def copy_steps(
     schema = _open.identify(store, vfs)
     if schema == 0:
         raise StorageAccessError(store, "its creation was interrupted, so there is nothing in it")
-    source = target = None
+    writing = False
     try:
-        source = _open.connect(store, vfs, read_only=True, power=False)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        target = apsw.Connection(path)
-        # Without shared memory, and not flushed: it is read and thrown away.
-        target.execute("pragma locking_mode = exclusive")
-        target.execute("pragma synchronous = off")
-        yield from _backup_steps(source, target)
-        target.execute("delete from holder; delete from heartbeat")
-        _end_log(target)
-    except (apsw.Error, OSError) as error:
-        raise _mapped(error, store, path, writing=target is not None) from error
-    finally:
-        for connection in (target, source):
-            if connection is not None:
-                connection.close()
-    if schema < SCHEMA:
-        SqliteStorage(path, create=False, durability="process").close()
-        with contextlib.closing(apsw.Connection(path)) as target:
+        # All of them are closed, whatever the first failure was.
+        with contextlib.ExitStack() as stack:
+            source = _open.connect(store, vfs, read_only=True, power=False)
+            stack.callback(source.close)
+            writing = True
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            target = apsw.Connection(path)
+            stack.callback(target.close)
+            # Without shared memory, and not flushed: it is read and thrown away.
+            target.execute("pragma locking_mode = exclusive")
+            target.execute("pragma synchronous = off")
+            yield from _backup_steps(source, target)
+            target.execute("delete from holder; delete from heartbeat")
             _end_log(target)
-    storage = SqliteStorage(path, create=False, read_only=True)
-    os.unlink(path)
+        if schema < SCHEMA:
+            SqliteStorage(path, create=False, durability="process").close()
+            with contextlib.closing(apsw.Connection(path)) as target:
+                _end_log(target)
+        storage = SqliteStorage(path, create=False, read_only=True)
+        os.unlink(path)
+    except PidurableError:
+        raise  # one of them is an OSError too
+    except (apsw.Error, OSError) as error:
+        raise _mapped(error, store, path, writing=writing) from error
     return storage
 
 
 def _backup_steps(
     source: apsw.Connection, target: apsw.Connection
 ) -> Generator[tuple[int, int], None, None]:
-    with target.backup("main", source, "main") as backup:
+    backup = target.backup("main", source, "main")
+    # As a context it would raise what is no error of SQLite, where it fails.
+    try:
         before, again = -1, 0
         while not backup.done:
             backup.step(PAGES_AT_ONCE if again < TRIES else -1)
@@ -88,6 +95,8 @@ def _backup_steps(
                 again += 1
             before = done
             yield done, backup.page_count
+    finally:
+        backup.finish()
 
 
 def _end_log(connection: apsw.Connection) -> None:
@@ -98,7 +107,7 @@ def _end_log(connection: apsw.Connection) -> None:
 
 def _mapped(error: Exception, store: str, path: str, *, writing: bool) -> Exception:
     full = isinstance(error, apsw.FullError | apsw.IOError | apsw.CantOpenError | OSError)
-    if writing and full:
+    if writing and full and getattr(error, "extendedresult", None) not in _READING:
         # A backup that failed leaves no words of its own, and SQLite says that all is well.
         why = "the disk refuses what is written" if "not an error" in str(error) else error
         return StorageRefusedError(path, f"copying {store} failed ({why})")
