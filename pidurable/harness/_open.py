@@ -518,6 +518,7 @@ class Harness:
             InvalidArgumentError: `older_than` is negative, or no timedelta.
             StorageRefusedError: The storage took no more. What went until then is gone, and
                 nothing is half: call again later.
+            StorageAccessError: A read failed. It is as above; call again.
             StorageCorruptError: What a task waits for, or a document, cannot be read, so that
                 nothing is certain of what it needs. Restore a copy.
             SessionPoisonedError: The storage failed; reopen it and call again.
