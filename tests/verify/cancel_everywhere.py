@@ -31,6 +31,7 @@ from typing import Any
 
 import attrs
 import trio
+from hang_guard import limited
 from outside_ledger import Ledger
 from trio.testing import MockClock
 from workload import LIFE_SECONDS, _Workload, opened
@@ -239,7 +240,8 @@ def play_at(at: int, *, control: str | None = None) -> Run:
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         one = Run(str(Path(folder) / "s.sqlite"), at, control)
         try:
-            one.play()
+            with limited(what=f"at {at}"):
+                one.play()
         except Exception as error:
             one.problems.append(f"the run ended with {error!r}")
     return one

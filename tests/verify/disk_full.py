@@ -33,6 +33,7 @@ from typing import Any
 
 import attrs
 import trio
+from hang_guard import limited
 from trio.testing import MockClock
 from watched_storage import Journal, WatchedStorage
 from workload import LIFE_SECONDS, _Workload, opened
@@ -200,7 +201,8 @@ def play_at(kind: str, place: int, until: int, *, planted: bool = False) -> Run:
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         one = Run(str(Path(folder) / "s.sqlite"), kind, place, until, planted)
         try:
-            one.play()
+            with limited(what=f"{kind} {place}"):
+                one.play()
         except Exception as error:
             one.problems.append(f"the run ended with {error!r}")
     return one
