@@ -6,21 +6,31 @@ codes that this method can return. What SQLite does without its file layer (shar
 processes, which it maps by itself) is out of reach here.
 
 A short read is played by answering with no bytes: SQLite is told IOERR_SHORT_READ and sees zeros,
-which is what a file looks like that was cut. apsw hands the exception of a call that failed to
+which is what a file looks like that was cut. Changed bytes are played by answering with them: a
+page of the store's own file (not of its log, nor of the map of its pages) with all of its bits
+turned, or its first page without
+the name that a file of SQLite begins with. And of memory there is no more, or only a little, in the
+k-th call of the storage: that is what `memory` is put round it for.
+
+apsw hands the exception of a call that failed to
 whoever runs the statement, also where SQLite itself would go on: stricter than a real disk, never
 kinder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import apsw
 import attrs
 
 SHORT_READ = "IOERR_SHORT_READ"
+SYSTEM = apsw.vfs_names()[0]
+"""The system's own layer, by its name: a disk may stand in for it as the default."""
 
 CODES: dict[str, tuple[str, ...]] = {
     "xOpen": ("CANTOPEN", "IOERR", "READONLY_DIRECTORY"),
@@ -37,8 +47,20 @@ CODES: dict[str, tuple[str, ...]] = {
     "xDelete": ("IOERR_DELETE",),
     "xAccess": ("IOERR_ACCESS",),
     "xFullPathname": ("CANTOPEN",),
+    "page": ("CORRUPT",),
+    "header": ("NOTADB",),
+    "memory": ("NOMEM", "NOMEM_SOON"),
 }
-"""By method, the codes that it can return."""
+"""By method, the codes that it can return. The last three are no methods: what is read of pages, or
+of the first one, and what is called of a storage."""
+
+DAMAGING = (SHORT_READ, "CORRUPT", "NOTADB")
+"""What makes a file look damaged."""
+TURNED = bytes(255 - byte for byte in range(256))
+NAME_BYTES = 16
+"""What a file of SQLite begins with."""
+ROOM_BYTES = {"NOMEM": 0, "NOMEM_SOON": 12_000}
+"""How much more memory there is in a call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +90,10 @@ _numbers = itertools.count(1)
 class FailingDisk(apsw.VFS):
     """The system's file system, registered under a name of its own until `unregister`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, default: bool = False) -> None:
         self.name = f"failing-{next(_numbers)}"
-        super().__init__(self.name, "")
+        # By default: also for whoever names no file layer.
+        super().__init__(self.name, SYSTEM, default)
         self.counts: Counter[str] = Counter()
         self.strike: Strike | None = None
         self.struck = 0
@@ -96,6 +119,20 @@ class FailingDisk(apsw.VFS):
             self.struck += 1
             return strike.code
         return None
+
+    @contextlib.contextmanager
+    def memory(self, door: str) -> Iterator[None]:
+        """Let a call of the storage have no more memory than there is, where it is struck."""
+        code = self.meets("memory", door)
+        if code is None:
+            yield
+            return
+        limit = max(1, apsw.memory_used() + ROOM_BYTES[code])
+        before = apsw.hard_heap_limit(limit)
+        try:
+            yield
+        finally:
+            apsw.hard_heap_limit(before)
 
     def check(self, method: str, what: str = "") -> None:
         """Count a call, and raise what it fails with, if it does."""
@@ -128,9 +165,10 @@ class FailingFile(apsw.VFSFile):
     """One open file of a failing disk."""
 
     def __init__(self, disk: FailingDisk, name: Any, flags: list[int]) -> None:
-        super().__init__("", name, flags)
+        super().__init__(SYSTEM, name, flags)
         self._disk = disk
         self._name = _name(name)[-8:]
+        self._is_store = bool(flags[0] & apsw.SQLITE_OPEN_MAIN_DB)
         self._read_only = bool(flags[0] & apsw.SQLITE_OPEN_READONLY)
         disk.open_files += 1
 
@@ -140,7 +178,16 @@ class FailingFile(apsw.VFSFile):
             return b""
         if code is not None:
             raise _error(code)
-        return super().xRead(amount, offset)
+        data = super().xRead(amount, offset)
+        if (
+            self._is_store
+            and not _is_map(amount, offset)
+            and self._disk.meets("page", f"{self._name} {offset}")
+        ):
+            data = data.translate(TURNED)
+        if self._is_store and offset == 0 and self._disk.meets("header", self._name):
+            data = data[:NAME_BYTES].translate(TURNED) + data[NAME_BYTES:]
+        return data
 
     def xWrite(self, data: bytes, offset: int) -> None:
         self._disk.check("xWrite", self._name)
@@ -186,6 +233,15 @@ class FailingFile(apsw.VFSFile):
         super().xClose()
         self._disk.open_files -= 1
         self._disk.check("xClose", self._name)
+
+
+def _is_map(amount: int, offset: int) -> bool:
+    """Whether it is read of a page that says what other pages are for.
+
+    SQLite believes what it reads there, and writes it back with what it changes: that is no damage
+    which anything could notice.
+    """
+    return offset > 0 and (offset // amount - 1) % (amount // 5 + 1) == 0
 
 
 def _name(name: Any) -> str:

@@ -32,7 +32,9 @@ from typing import Any
 
 import attrs
 import trio
-from failing_vfs import CODES, SHORT_READ, FailingDisk, Strike
+from failing_vfs import CODES, DAMAGING, FailingDisk, Strike
+from hang_guard import HungError, limited
+from service_scenes import SCENES as SERVICE_SCENES
 from storage_scenes import SCENES as STORAGE_SCENES, Plant, Scene, copied, honest, prepared
 from watched_storage import Journal
 from workload_scene import dump_workload, live_workload
@@ -42,7 +44,7 @@ from pidurable.storage import Batch
 from pidurable.testing._forwarding import ForwardingStorage
 
 WORKLOAD = Scene(name="workload", prepare=lambda path: None, live=live_workload, dump=dump_workload)
-SCENES = (*STORAGE_SCENES, WORKLOAD)
+SCENES = (*STORAGE_SCENES, *SERVICE_SCENES, WORKLOAD)
 SHARE = float(os.environ.get("VERIFY_R3_SHARE", "0.1"))
 """About 1,600 runs; the whole is 12 times that of the storage scenes, and 50 times that of W."""
 CREATION_WRITES = 60
@@ -176,19 +178,23 @@ def play(
     journal = Journal(
         path,
         schedule=schedule,
-        acked=scene.found,
+        acked=scene.found or 0,
         takeover=scene.foreign,
-        damaged=strike is not None and strike.code == SHORT_READ,
+        damaged=strike is not None and strike.code in DAMAGING,
         lasting=strike is not None and strike.lasting,
     )
-    disk = FailingDisk()
-    disk.strike = strike
+    if scene.found is None:
+        journal.acked = journal.stored_seq()
+    disk = FailingDisk(default=scene.everywhere)
+    disk.strike, journal.machine = strike, disk.memory
     told: Exception | None = None
     try:
-        scene.live(path, disk.name, journal, planted)
+        with limited(what=f"{scene.name} {strike}"):
+            scene.live(path, disk.name, journal, planted)
     except (PidurableError, trio.TooSlowError) as error:
         told = error
     except BaseException as error:
+        journal.hangs += isinstance(error, HungError)
         journal.undocumented.append(f"the scene ended with {error!r}")
     if disk.open_files:
         journal.differences.append(f"{disk.open_files} files are left open after {told!r}")
@@ -196,7 +202,8 @@ def play(
     takeover = scene.foreign and not journal.held
     after = Journal(path, life=1, schedule=schedule, takeover=takeover)
     try:
-        scene.live(path, disk.name, after, honest)
+        with limited(what=f"{scene.name} after {strike}"):
+            scene.live(path, disk.name, after, honest)
     except BaseException as error:
         journal.differences.append(f"it does not go on after {told!r}: {error!r}")
     else:
@@ -210,7 +217,11 @@ def play(
 
 def first_difference(expected: Any, found: Any, path: str = "$") -> str:
     """Where two dumps differ first, with what is there."""
-    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+    if isinstance(expected, dict) and isinstance(found, dict):
+        if differing := sorted(expected.keys() ^ found.keys()):
+            lacking = {key: expected[key] for key in differing if key in expected}
+            added = {key: found[key] for key in differing if key in found}
+            return f"{path}: it lacks {lacking!r:.300}, and has {added!r:.300}"
         for key in expected:
             if expected[key] != found[key]:
                 return first_difference(expected[key], found[key], f"{path}.{key}")
@@ -271,7 +282,8 @@ def undisturbed(scene: Scene, made: Path, folder: Path) -> tuple[object, Counter
     """What a scene comes to on a healthy disk, and how often it calls each method."""
     path = str(copied(made, folder / "healthy"))
     journal = Journal(path, takeover=scene.foreign)
-    disk = FailingDisk()
+    disk = FailingDisk(default=scene.everywhere)
+    journal.machine = disk.memory
     scene.live(path, disk.name, journal, honest)
     disk.unregister()
     if journal.errors or journal.differences:

@@ -49,10 +49,12 @@ class Scene:
     live: Live
     dump: Callable[[str], object]
     """Describe what there is at a path in the end."""
-    found: int = 0
-    """How many are stored at its beginning."""
+    found: int | None = 0
+    """How many are stored at its beginning; None where the file, which is at rest, may say so."""
     weight: float = 1.0
     """Its part of the runs, where they are drawn: that of a long scene is small."""
+    everywhere: bool = False
+    """Whether files fail that the scene opens without naming a file layer, too."""
     foreign: bool = False
     """Whether the record names a holder that nobody can ask."""
 
@@ -90,7 +92,8 @@ def honest(storage: Storage) -> Storage:
 def _live(path: str, vfs: str | None, journal: Journal, plant: Plant, *, batches: int) -> None:
     """Open a store, hold it, write what is missing, look at it, and close it."""
     try:
-        opened = SqliteStorage(path, vfs=vfs, uuid="scene", created_us=BORN_US)
+        with journal.machine("open"):
+            opened = SqliteStorage(path, vfs=vfs, uuid="scene", created_us=BORN_US)
     except BaseException as error:
         journal.met("open", error)
         raise

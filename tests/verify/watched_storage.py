@@ -7,14 +7,17 @@ acknowledged must be and stay; of one that is uncertain nobody knows, and the ne
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import apsw
 import attrs
 
 from pidurable.errors import (
+    ExportFileError,
     HolderLostError,
     MigrationError,
     NotAStoreError,
@@ -41,11 +44,18 @@ def documented(door: str, *, damaged: bool) -> tuple[type[Exception], ...]:
     if door == "open":
         # The copy that a migration keeps is part of it.
         known: tuple[type[Exception], ...] = (StorageAccessError, MigrationError)
+    elif door == "export":
+        known = (ExportFileError, *WRITE_ERRORS)
     elif door in WRITING:
         known = WRITE_ERRORS
     else:
         known = ALWAYS
     return (*known, *DAMAGE) if damaged else known
+
+
+def healthy(door: str) -> AbstractContextManager[None]:
+    """A machine that has all that a call needs."""
+    return contextlib.nullcontext()
 
 
 @attrs.define(eq=False)
@@ -57,6 +67,8 @@ class Journal:
     """Whether the strikes of this life show a file that is cut, so that it looks damaged."""
     lasting: bool = False
     """Whether calls go on failing, once one has."""
+    machine: Callable[[str], AbstractContextManager[None]] = healthy
+    """Is put round each call of a door, by its name."""
     life: int = 0
     """How many lives this store has had before."""
     schedule: str = ""
@@ -115,7 +127,8 @@ class WatchedStorage(ForwardingStorage):
 
     def _call(self, name: str, call: Callable[[], ResultT]) -> ResultT:
         try:
-            return call()
+            with self.journal.machine(name):
+                return call()
         except (HolderLostError, SessionClosedError):
             raise
         except BaseException as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +76,27 @@ class _Held(WatchedStorage):
         return head
 
 
+Life = Callable[[Storage, Journal], Awaitable[None]]
+"""What is done with a store in one life."""
+
+
 def live_workload(path: str, vfs: str | None, journal: Journal, plant: Plant) -> None:
     """Open a store, run W to its end, and close it; judge what came out of it."""
+    live_harness(_life, path, vfs, journal, plant)
+
+
+def live_harness(life: Life, path: str, vfs: str | None, journal: Journal, plant: Plant) -> None:
+    """Open a store for a life of a harness, and judge what came out of it."""
     try:
-        made = SqliteStorage(path, vfs=vfs, uuid="scene", created_us=1)
+        with journal.machine("open"):
+            made = SqliteStorage(path, vfs=vfs, uuid="scene", created_us=1)
     except BaseException as error:
         journal.met("open", error)
         raise
     storage: Storage = _Held(plant(made), journal)
     try:
         with quiet(), scheduled(f"{journal.schedule}/{journal.life}"):
-            trio.run(_life, storage, journal, clock=MockClock(autojump_threshold=0))
+            trio.run(life, storage, journal, clock=MockClock(autojump_threshold=0))
     except trio.TooSlowError:
         journal.hangs += 1
         journal.differences.append("the workload hangs")
