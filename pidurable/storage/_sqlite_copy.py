@@ -85,7 +85,7 @@ def _backup_steps(
     source: apsw.Connection, target: apsw.Connection
 ) -> Generator[tuple[int, int], None, None]:
     backup = target.backup("main", source, "main")
-    # As a context it would raise what is no error of SQLite, where it fails.
+    # As a context it would raise what is no error of SQLite, where it fails, and without words.
     try:
         before, again = -1, 0
         while not backup.done:
@@ -108,7 +108,5 @@ def _end_log(connection: apsw.Connection) -> None:
 def _mapped(error: Exception, store: str, path: str, *, writing: bool) -> Exception:
     full = isinstance(error, apsw.FullError | apsw.IOError | apsw.CantOpenError | OSError)
     if writing and full and getattr(error, "extendedresult", None) not in _READING:
-        # A backup that failed leaves no words of its own, and SQLite says that all is well.
-        why = "the disk refuses what is written" if "not an error" in str(error) else error
-        return StorageRefusedError(path, f"copying {store} failed ({why})")
+        return StorageRefusedError(path, f"copying {store} failed ({error})")
     return _open.map_error(error, store) or error

@@ -100,7 +100,7 @@ def test_a_copy_that_does_not_fit_is_told_and_leaves_nothing(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(StorageRefusedError, match=r"copying .*store failed \(the disk refuses"):
+        with pytest.raises(StorageRefusedError, match=r"copying .*store failed \(disk I/O error"):
             list(export_steps(held.store, str(tmp_path / "f"), overwrite=False, folder=None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
