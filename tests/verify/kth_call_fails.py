@@ -2,7 +2,8 @@
 
 A scene is a stretch of a store's life. It is played on a disk whose k-th call of a method fails
 with one of the codes that this method can return, once or from then on, for k = 1, 2, ... until a
-run meets no fault. After each run:
+run meets no fault. So do bytes that changed, and memory that is short in the k-th call of the
+storage. After each run:
 
 * whoever was told something was told the truth: an acknowledged batch is in the file, a refused
   one is not, and every error is one that the contract names for that call;
@@ -59,6 +60,7 @@ RARE = (
     "checkpoint failed",
     "heartbeat failed",
     "read failed",
+    "export failed",
 )
 """What has to occur in a whole run, or it proves little."""
 
@@ -93,7 +95,7 @@ class Report:
         self.rare["poisoned"] += journal.unknown is not None
         self.rare["not opened"] += doors["open"] > 0
         self.rare["noticed by nobody"] += struck and not journal.errors
-        for door in ("close", "checkpoint", "heartbeat"):
+        for door in ("close", "checkpoint", "heartbeat", "export"):
             self.rare[f"{door} failed"] += doors.pop(door, 0) > 0
         for door in ("open", "apply", "acquire", "release"):
             doors.pop(door, None)

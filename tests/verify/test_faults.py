@@ -87,7 +87,11 @@ def test_a_strike_that_was_not_stood_once_is(found: str, tmp_path: Path) -> None
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("control", "method"),
-    [("says-refused", "xFileControl"), ("says-stored", "xSync"), ("leaks-errors", "xWrite")],
+    [
+        ("says-refused", "xFileControl"),
+        ("says-stored", "xSync"),
+        *(("leaks-errors", method) for method in ("xWrite", "memory", "page")),
+    ],
 )
 def test_a_storage_that_lies_about_a_failed_call_is_caught(control: str, method: str) -> None:
     """R3 says FAIL where the storage says refused, or stored, or its library's own error."""
