@@ -167,7 +167,7 @@ _RULES: tuple[_Rule, ...] = (
     (
         errors.StorageRefusedError,
         Exit.FAILED,
-        "Make room (disk, quota, permissions), then go on with `pidurable resume`.",
+        "Make room (disk, quota, permissions), then try again; `pidurable resume` goes on.",
     ),
     (
         errors.HolderLostError,

@@ -63,6 +63,9 @@ async def collect_garbage(
         if dry_run:
             _show(host, options, told)
             return Exit.DONE
+        if not (told.trees or told.documents or told.blobs):
+            _show(host, options, told)
+            return Exit.DONE
         host.err(_sheet(told))
         if not host.confirm("Remove them?"):
             host.err("nothing was removed")

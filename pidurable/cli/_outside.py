@@ -26,7 +26,7 @@ from pidurable.cli._signals import catch_interrupts
 from pidurable.errors import NotFoundError, StorageHeldError
 from pidurable.harness._client import Client, open_client
 from pidurable.harness._open import Harness, open_quiet_harness
-from pidurable.harness._reader import HolderView, Reader
+from pidurable.harness._reader import HolderView, Reader, open_reader
 from pidurable.registry import Registry
 from pidurable.session._seams import SystemRandomness
 from pidurable.storage._command_box import folder_path
@@ -95,12 +95,26 @@ async def change(
         WaitTimeoutError: The holder has not answered within `--timeout`.
         LeftError: Ctrl-C came before the answer.
     """
+    await _say_who_is_replaced(host, options)
     try:
         async with holding(host, options) as harness:
             return await own(harness)
     except StorageHeldError as held:
         say_who_is_asked(host, held.pid, held.host)
     return await asked(host, options, ask)
+
+
+async def _say_who_is_replaced(host: Host, options: Options) -> None:
+    """Say that a holder counts as hung: it stores nothing more, also if it wakes."""
+    async with open_reader(options.store) as reader:
+        holder = await reader.holder()
+    if holder is not None and holder.state == "silent":
+        place = f"process {holder.record.pid} on {clean_line(holder.record.host)}"
+        host.err(
+            f"{place} was silent for {holder.heartbeat_age:.0f} s and is replaced: it can store "
+            "nothing more",
+            "yellow",
+        )
 
 
 async def asked(host: Host, options: Options, ask: Callable[[Client, str], Awaitable[T]]) -> T:

@@ -436,7 +436,9 @@ class Storage(Protocol):
         """Store a sign of life. `HolderLostError` if the epoch is no longer ours."""
         ...
 
-    def holder(self) -> HolderRecord | None: ...
+    def holder(self) -> HolderRecord | None:
+        """Who holds the session, or held it last; None if nobody ever did."""
+        ...
 
     def release(self, epoch: int) -> None:
         """Give the session up after the closing batch; removes the lock file."""
@@ -448,7 +450,16 @@ class Storage(Protocol):
 
     # --- writing -------------------------------------------------------------------------
 
-    def apply(self, batch: Batch) -> None: ...
+    def apply(self, batch: Batch) -> None:
+        """Store all writes of a batch, in order, with its sequence number and next id, or nothing.
+
+        Raises:
+            HolderLostError: The epoch of the batch is not the stored one. Nothing was stored.
+            StorageRefusedError: Certainly nothing was stored; the same batch may be sent again.
+            InternalError: A row contradicts the store: an id or key that is taken, a row that is to
+                be changed or deleted and is not there. Nothing was stored.
+        """
+        ...
 
     def checkpoint(self, *, truncate: bool = False) -> int:
         """Move the write-ahead log into the store; returns its size in pages.
@@ -470,7 +481,9 @@ class Storage(Protocol):
 
     # --- reading -------------------------------------------------------------------------
 
-    def head(self) -> Head: ...
+    def head(self) -> Head:
+        """The head as the last batch left it."""
+        ...
 
     def scan(
         self, kind: RecordKind, *, after: tuple[Any, ...] | None = None, limit: int = 1000
@@ -486,7 +499,9 @@ class Storage(Protocol):
         """The answer to a command, or None if it was not applied."""
         ...
 
-    def conversation(self, id: int) -> ConversationRow | None: ...
+    def conversation(self, id: int) -> ConversationRow | None:
+        """A conversation by its id, or None."""
+        ...
 
     def conversation_by_key(self, owner: int | None, key: str) -> ConversationRow | None:
         """The conversation made under this key by its owner (None: among the ownerless ones)."""
@@ -502,7 +517,9 @@ class Storage(Protocol):
         """Those of some tasks that own a conversation, by id."""
         ...
 
-    def entry(self, id: int) -> EntryRow | None: ...
+    def entry(self, id: int) -> EntryRow | None:
+        """An entry by its id, or None."""
+        ...
 
     def entries(
         self,
@@ -520,7 +537,9 @@ class Storage(Protocol):
         """The newest own entry with a head and id < before."""
         ...
 
-    def task(self, id: int) -> TaskRow | None: ...
+    def task(self, id: int) -> TaskRow | None:
+        """A task by its id, live or ended, or None."""
+        ...
 
     def task_by_key(self, owner: int | None, conversation: int, key: str) -> TaskRow | None:
         """The task created under this key by its owner (None: by its conversation)."""
@@ -554,7 +573,9 @@ class Storage(Protocol):
         """
         ...
 
-    def task_input(self, task: int) -> str | None: ...
+    def task_input(self, task: int) -> str | None:
+        """The input of a task as JSON; None where there is none."""
+        ...
 
     def task_checkpoint(self, task: int) -> tuple[str, str] | None:
         """(phase tag, value json)"""
@@ -571,15 +592,21 @@ class Storage(Protocol):
         """
         ...
 
-    def task_wait(self, task: int) -> str | None: ...
+    def task_wait(self, task: int) -> str | None:
+        """What a task waits for, as JSON; None where it waits for nothing."""
+        ...
 
     def waits(self, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, str]]:
         """(task, wait json) of the waiting tasks, by task."""
         ...
 
-    def task_outcome(self, task: int) -> str | None: ...
+    def task_outcome(self, task: int) -> str | None:
+        """The stored outcome of a task as JSON, or None."""
+        ...
 
-    def task_memos(self, task: int) -> list[tuple[str, str]]: ...
+    def task_memos(self, task: int) -> list[tuple[str, str]]:
+        """(name, value json) of the memos of a task, by name."""
+        ...
 
     def task_starts(self, tasks: Sequence[int]) -> list[StartRow]:
         """Input, checkpoint and memos of many tasks, by task.
@@ -596,11 +623,17 @@ class Storage(Protocol):
         """(task, number of unread signals) for every task that has any."""
         ...
 
-    def signal_by_key(self, task: int, key: str) -> int | None: ...
+    def signal_by_key(self, task: int, key: str) -> int | None:
+        """The id of the signal that a task was sent under a key, read or not, or None."""
+        ...
 
-    def submission(self, id: int) -> SubmissionRow | None: ...
+    def submission(self, id: int) -> SubmissionRow | None:
+        """A submission by its id, open or ended, or None."""
+        ...
 
-    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None: ...
+    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRow | None:
+        """The submission to a conversation that has this request id, or None."""
+        ...
 
     def open_submissions(self, conversation: int) -> list[SubmissionRow]:
         """Submissions that are queued or placed, by id."""
@@ -644,7 +677,9 @@ class Storage(Protocol):
         """The newest base at or before the seq and the deltas after it, in order."""
         ...
 
-    def blob(self, sha256: str) -> bytes | None: ...
+    def blob(self, sha256: str) -> bytes | None:
+        """The bytes stored under a name, or None. Their digest is for the caller to check."""
+        ...
 
     def has_blob(self, sha256: str) -> bool:
         """Whether there is one, without reading it."""

@@ -124,6 +124,17 @@ def test_a_person_is_asked(command: Callable[..., Any], old_store: Path, answer:
     assert tasks_in(old_store) == ([5, 6] if answer == "yes\n" else [2, 4, 5, 6])
 
 
+def test_nobody_is_asked_where_nothing_would_go(
+    command: Callable[..., Any], old_store: Path
+) -> None:
+    """The sheet says that there is nothing, and that is all."""
+    assert command("gc", "--older-than", "30d", "--yes").code == 0
+    found = command("gc", "--older-than", "30d", stdin="", terminal=True)
+
+    assert (found.code, found.err) == (0, "")
+    assert found.out.startswith("would remove 0 trees of tasks")
+
+
 def test_outcomes_can_be_kept(command: Callable[..., Any], old_store: Path) -> None:
     """The root stays, for `task show`, without what was below it."""
     assert command("gc", "--older-than", "30d", "--keep-outcomes", "-y").code == 0

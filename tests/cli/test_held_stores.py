@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -30,6 +31,7 @@ from pidurable import (
 from pidurable.cli import _outside, _run
 from pidurable.cli._signals import Interrupts
 from pidurable.errors import WaitTimeoutError
+from pidurable.storage import HolderClaim, SqliteStorage
 from pidurable.storage._command_box import FolderCommandBox
 from pidurable.testing import ScriptedModel, Step
 
@@ -142,6 +144,23 @@ async def test_a_holder_that_does_not_look_is_waited_for_so_long(
     assert f"Process {os.getpid()} on " in found.err
     assert "do not hand it in again" in found.err
     assert (len(before), len(after)) == (0, 1)
+
+
+def test_a_hung_holder_is_named_when_it_is_replaced(command: Command, known_store: Path) -> None:
+    """Whoever takes the place of a holder that was silent for a lease says so."""
+    first = SqliteStorage(known_store, create=False)
+    first.acquire(
+        HolderClaim(
+            holder_id="hung", host=socket.gethostname(), pid=4711, at_us=1, lease_seconds=15
+        ),
+        takeover=False,
+    )
+    found = command("task", "signal", "12", "go")
+    first.close()
+
+    assert found.code == 0
+    assert found.err.startswith("process 4711 on ")
+    assert "and is replaced: it can store nothing more" in found.err.splitlines()[0]
 
 
 async def test_a_holder_that_goes_away_is_stood_in_for(command: Command, known_store: Path) -> None:
