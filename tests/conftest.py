@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -30,12 +31,18 @@ LONG_FILES = (
     "test_demo.py",
     "test_examples.py",
     "test_run_killed.py",
-    "test_conformance.py",
     "test_bad_stores.py",
-    "test_bad_names.py",
-    "test_bad_answers.py",
-    "test_run.py",
     "test_crash_points.py",
+    "test_conformance.py",
+    "test_style.py",
+    "test_bad_answers.py",
+    "test_conformance_bites.py",
+    "test_provider_kinds.py",
+    "test_interrupts.py",
+    "test_screens.py",
+    "test_watch.py",
+    "test_bad_names.py",
+    "test_run.py",
 )
 
 
@@ -43,6 +50,11 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process ends alone with one of them."""
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and thousands of collected tests to no garbage collection of a test."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

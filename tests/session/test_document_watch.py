@@ -610,7 +610,7 @@ async def test_a_stalled_consumer_holds_no_memory_that_grows(
     request: pytest.FixtureRequest,
 ) -> None:
     """Over thousands of commits a stalled watcher keeps at most 100 frames, and in the end none."""
-    commits = 10_000 if "slow" in str(request.config.getoption("-m")) else 2_000
+    commits = 10_000 if "slow" in str(request.config.getoption("-m")) else 500
 
     def frames_alive() -> int:
         gc.collect()
