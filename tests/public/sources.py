@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import inspect
 import io
 import tokenize
@@ -31,7 +32,14 @@ class Source:
 
     @functools.cache  # noqa: B019 - sources live as long as the run
     def _parsed(self) -> ast.Module:
-        return ast.parse(self.text)
+        # A tree is thousands of objects, which all stay: a collection would free none of them.
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return ast.parse(self.text)
+        finally:
+            if enabled:
+                gc.enable()
 
     @property
     def tree(self) -> ast.Module:

@@ -13,7 +13,7 @@ LONG = ("ten_thousand_rows", "a_command_has_a_size", "many_hand_in", "values_com
 QUICK_FIRST = sorted(suite.conformance_cases(), key=lambda case: case.name.startswith(LONG))
 
 
-SAMPLE = 12
+SAMPLE = 24
 """Every so many of the mistakes is planted every day."""
 
 
