@@ -25,7 +25,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.harness._command_kinds import read_report
-from pidurable.harness._reader import Reader
+from pidurable.harness._reader import Reader, open_read_only
 from pidurable.harness._submission import Settled, settled_of
 from pidurable.records import _codec
 from pidurable.records._checks import check_name
@@ -71,15 +71,8 @@ async def open_client(
         StorageTooNewError: A newer version wrote it.
     """
     blocking = blocking or ThreadBlocking()
-
-    def open_storage() -> SqliteStorage:
-        return SqliteStorage(store, create=False, read_only=True)
-
-    storage = await blocking.run(open_storage)
-    try:
+    async with open_read_only(store, blocking) as storage:
         yield Client(storage, blocking=blocking, clock=clock or SystemClock())
-    finally:
-        storage.close()
 
 
 @final

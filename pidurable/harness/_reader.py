@@ -113,13 +113,22 @@ async def open_reader(
         StorageTooNewError: A newer version wrote it.
     """
     blocking = blocking or ThreadBlocking()
+    async with open_read_only(store, blocking) as storage:
+        yield Reader(storage, blocking=blocking, clock=clock or SystemClock())
+
+
+@asynccontextmanager
+async def open_read_only(
+    store: str | os.PathLike[str], blocking: Blocking
+) -> AsyncIterator[SqliteStorage]:
+    """Open a store for looking, in a thread; see `open_reader` for what it raises."""
 
     def open_storage() -> SqliteStorage:
         return SqliteStorage(store, create=False, read_only=True)
 
     storage = await blocking.run(open_storage)
     try:
-        yield Reader(storage, blocking=blocking, clock=clock or SystemClock())
+        yield storage
     finally:
         storage.close()
 
