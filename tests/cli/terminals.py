@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -36,7 +37,11 @@ class Terminal:
         environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": checkout_root()}
         command = [sys.executable, "-m", "pidurable.cli", *argv]
         self.process = subprocess.Popen(
-            ["sh", "-c", opens, "sh", *command], cwd=folder, env=environ, start_new_session=True
+            ["sh", "-c", opens, "sh", *command],
+            cwd=folder,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=_listen,
         )
         self.slave = slave
 
@@ -100,6 +105,11 @@ class Terminal:
         self.process.wait()
         if self.master >= 0:
             self.hang_up()
+
+
+def _listen() -> None:
+    """Begin as a terminal does: whoever runs the tests may ignore its going away (nohup)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def checkout_root() -> str:
