@@ -142,7 +142,7 @@ def plant_forget_first(points: DieAt) -> None:
     async def first(self: Commands) -> int:
         for each in self._taken:
             self._harness.session.storage.command_box.forget(each.name)
-        points.die(points._chance)
+        points.die(points._chance * 5)
         return await apply(self)
 
     Commands._apply_taken = first  # type: ignore[method-assign]
