@@ -364,7 +364,7 @@ class SqliteStorage(SqliteReads):
 
         That one failed must not be told as the result of a transaction that is over.
         """
-        if not self._writer.in_transaction:
+        if self._power and self._flushing is not True and not self._writer.in_transaction:
             with contextlib.suppress(apsw.Error, MemoryError):
                 self._set_flushing(True)
 
