@@ -21,21 +21,18 @@ import gc
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
-from hang_guard import limited
 from outside_ledger import Ledger
 from trio.testing import MockClock
 from workload import LIFE_SECONDS, _Workload, opened
-from workload_scene import EXPECTED_END, dump_workload, ledger_of, quiet
+from workload_scene import EXPECTED_END, dump_workload, ledger_of, play_in_own_folder, quiet
 
 from pidurable import Harness
 
@@ -236,15 +233,7 @@ def run(
 
 def play_at(at: int, *, control: str | None = None) -> Run:
     """Play one run in a folder of its own."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        one = Run(str(Path(folder) / "s.sqlite"), at, control)
-        try:
-            with limited(what=f"at {at}"):
-                one.play()
-        except Exception as error:
-            one.problems.append(f"the run ended with {error!r}")
-    return one
+    return play_in_own_folder(lambda store: Run(store, at, control), what=f"at {at}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,19 +25,16 @@ import random
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
-from hang_guard import limited
 from trio.testing import MockClock
 from watched_storage import Journal, WatchedStorage
 from workload import LIFE_SECONDS, _Workload, opened
-from workload_scene import EXPECTED_END, dump_workload, ledger_of, quiet
+from workload_scene import EXPECTED_END, dump_workload, ledger_of, play_in_own_folder, quiet
 
 from pidurable.errors import SessionPoisonedError, StorageRefusedError
 from pidurable.storage import Batch, SqliteStorage
@@ -197,15 +194,9 @@ def run(*, places: int, seed: int = 0, planted: bool = False) -> Report:
 
 def play_at(kind: str, place: int, until: int, *, planted: bool = False) -> Run:
     """Play one run in a folder of its own."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        one = Run(str(Path(folder) / "s.sqlite"), kind, place, until, planted)
-        try:
-            with limited(what=f"{kind} {place}"):
-                one.play()
-        except Exception as error:
-            one.problems.append(f"the run ended with {error!r}")
-    return one
+    return play_in_own_folder(
+        lambda store: Run(store, kind, place, until, planted), what=f"{kind} {place}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
+from hang_guard import limited
 from outside_ledger import Ledger
 from storage_scenes import Plant
 from trio.testing import MockClock
@@ -166,3 +169,33 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+class PlayedRun(Protocol):
+    """One run of W under some trouble."""
+
+    problems: list[str]
+
+    def play(self) -> None:
+        """Play it, and collect what is wrong in `problems`."""
+
+
+RunT = TypeVar("RunT", bound=PlayedRun)
+
+
+def play_in_own_folder(make: Callable[[str], RunT], *, what: str) -> RunT:
+    """Play a run on a store in a folder of its own, in memory where there is such a place.
+
+    Args:
+        make: Makes the run, given the path of the store.
+        what: What the run is called where it hangs.
+    """
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        one = make(str(Path(folder) / "s.sqlite"))
+        try:
+            with limited(what=what):
+                one.play()
+        except Exception as error:
+            one.problems.append(f"the run ended with {error!r}")
+    return one
