@@ -15,7 +15,6 @@ tools nothing.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import attrs
 
@@ -26,17 +25,26 @@ from pidurable.agent._attempts import (
     close_round,
     estimated_usage,
     keep_partial,
-    no_such_tool,
     open_calls,
+)
+from pidurable.agent._checkpoints import (
+    Checkpoint,
+    GenerationContext,
+    GenerationResult,
+    Prepare,
+    Request,
+    Retry,
+    Tools,
+    Tx,
+    run_of,
 )
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
     address_of,
-    call_slot,
     update_doc,
 )
-from pidurable.agent._inbox import GenerationInput, end_run, place_steers
+from pidurable.agent._inbox import GenerationInput, end_run
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._progress import PartialAnswer
 from pidurable.agent._prompt import (
@@ -49,6 +57,7 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._refused_images import answer_without_refused
+from pidurable.agent._round import begin_round, end_round
 from pidurable.agent._services import AgentServices
 from pidurable.errors import (
     DocumentTooLargeError,
@@ -61,56 +70,8 @@ from pidurable.records._entries import Entry
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage
 from pidurable.session._context import ModelContext
-from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
-from pidurable.tasks._transaction import TaskTransaction
-
-
-@attrs.frozen
-class Prepare:
-    """The agent and the prompt are to be fixed. Nothing was sent."""
-
-    tries: int = 0
-    """Requests of this turn that failed and may be tried again."""
-
-
-@attrs.frozen(kw_only=True)
-class Request:
-    """The request is fixed and may have been sent."""
-
-    model: str
-    thinking: str | None
-    cutoff: int
-    """The newest entry that the request includes."""
-    tries: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class Retry:
-    """A request failed; the next try is due."""
-
-    tries: int
-
-
-@attrs.frozen(kw_only=True)
-class Tools:
-    """The answer of entry `assistant` is stored, its calls are running."""
-
-    assistant: int
-
-
-@attrs.frozen(kw_only=True)
-class GenerationResult:
-    """The entry of the answer, and the generation that went on, if one did."""
-
-    assistant: int
-    next: int | None = None
-
-
-Checkpoint = Prepare | Request | Retry | Tools
-GenerationContext = TaskContext[GenerationInput, Checkpoint, GenerationResult]
-Tx = TaskTransaction[Checkpoint, GenerationResult]
 
 
 class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
@@ -211,48 +172,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
         add_usage(tx, conversation, answer.usage, model=answer.model)
         if not answer.tool_calls:
-            end_run(self._services.session, tx, conversation, _run_of(ctx), answer=entry)
+            end_run(self._services.session, tx, conversation, run_of(ctx), answer=entry)
             tx.complete(GenerationResult(assistant=entry))
             return
-        calls, ids = self._create_calls(tx, ctx, answer, entry, offered)
-        if not ids:
-            # Every call has its result already: the round is over before it began.
-            self._next_turn(tx, ctx, entry)
-            return
-        update_doc(tx, LiveDocument, conversation, partial=None, calls=calls, retry=None)
-        tx.wait(then=Tools(assistant=entry), on=ids)
-
-    def _create_calls(
-        self,
-        tx: Tx,
-        ctx: GenerationContext,
-        answer: AssistantMessage,
-        entry: int,
-        offered: set[str],
-    ) -> tuple[list[Any], list[int]]:
-        from pidurable.agent._tool_call import ToolInput, ToolTask
-
-        calls: list[Any] = []
-        ids: list[int] = []
-        for index, call in enumerate(answer.tool_calls):
-            if call.name not in offered:
-                text = no_such_tool(call.name, offered)
-                append_result(
-                    tx,
-                    ctx.conversation_id,
-                    (entry, index),
-                    call.name,
-                    code="tool_unavailable",
-                    text=text,
-                )
-                continue
-            task = tx.create_task(
-                ToolTask,
-                ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
-            )
-            ids.append(task)
-            calls.append(call_slot(index=index, task_id=task, name=call.name))
-        return calls, ids
+        begin_round(tx, ctx, answer, entry, offered)
 
     async def _keep_leftover(
         self, at: Request, ctx: GenerationContext, request: ModelRequest
@@ -306,7 +229,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             )
             if delay is None:
                 reason = "context_overflow" if error.kind == "overflow" else "model_error"
-                end_run(session, tx, conversation, _run_of(ctx), reason=reason, detail=detail)
+                end_run(session, tx, conversation, run_of(ctx), reason=reason, detail=detail)
                 tx.fail(detail, detail={"reason": reason, "kind": error.kind})
                 return
             until = datetime.fromtimestamp(session.clock.now_us() / 1e6, UTC) + timedelta(
@@ -328,7 +251,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 self._services.session,
                 tx,
                 ctx.conversation_id,
-                _run_of(ctx),
+                run_of(ctx),
                 reason=reason,
                 detail=detail,
             )
@@ -346,30 +269,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     async def tools(self, at: Tools, ctx: GenerationContext) -> None:
         """Every call is terminal: place what waits, let the next generation take the run over."""
         async with ctx.commit() as tx:
-            self._next_turn(tx, ctx, at.assistant)
-
-    def _next_turn(self, tx: Tx, ctx: GenerationContext, assistant: int) -> None:
-        conversation = ctx.conversation_id
-        run = _run_of(ctx)
-        close_round(tx, conversation, assistant)
-        place_steers(tx, conversation, run)
-        turn = ctx.input.turn + 1
-        following = tx.create_task(
-            Generation,
-            GenerationInput(run=run, turn=turn, continues=int(ctx.task_id)),
-            conversation=conversation,
-        )
-        update_doc(
-            tx,
-            LiveDocument,
-            conversation,
-            turn=turn,
-            generation=int(following),
-            partial=None,
-            calls=[],
-            retry=None,
-        )
-        tx.complete(GenerationResult(assistant=assistant, next=int(following)))
+            end_round(tx, ctx, at.assistant)
 
     # --- abort ---------------------------------------------------------------------------
 
@@ -412,7 +312,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 self._services.session,
                 tx,
                 conversation,
-                _run_of(ctx),
+                run_of(ctx),
                 reason="aborted",
                 detail=ctx.abort_reason,
             )
@@ -421,7 +321,3 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
 def _fixed_request(at: Request, context: ModelContext) -> ModelRequest:
     return build_request(context, model=at.model, thinking=at.thinking)
-
-
-def _run_of(ctx: GenerationContext) -> int:
-    return ctx.input.run if ctx.input.run is not None else int(ctx.task_id)

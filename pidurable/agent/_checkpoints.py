@@ -1,0 +1,60 @@
+"""What a generation stores between its phases, and what it ends with."""
+
+from __future__ import annotations
+
+import attrs
+
+from pidurable.agent._inbox import GenerationInput
+from pidurable.tasks._context import TaskContext
+from pidurable.tasks._transaction import TaskTransaction
+
+
+@attrs.frozen
+class Prepare:
+    """The agent and the prompt are to be fixed. Nothing was sent."""
+
+    tries: int = 0
+    """Requests of this turn that failed and may be tried again."""
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """The request is fixed and may have been sent."""
+
+    model: str
+    thinking: str | None
+    cutoff: int
+    """The newest entry that the request includes."""
+    tries: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Retry:
+    """A request failed; the next try is due."""
+
+    tries: int
+
+
+@attrs.frozen(kw_only=True)
+class Tools:
+    """The answer of entry `assistant` is stored, its calls are running."""
+
+    assistant: int
+
+
+@attrs.frozen(kw_only=True)
+class GenerationResult:
+    """The entry of the answer, and the generation that went on, if one did."""
+
+    assistant: int
+    next: int | None = None
+
+
+Checkpoint = Prepare | Request | Retry | Tools
+GenerationContext = TaskContext[GenerationInput, Checkpoint, GenerationResult]
+Tx = TaskTransaction[Checkpoint, GenerationResult]
+
+
+def run_of(ctx: GenerationContext) -> int:
+    """The run that a generation belongs to, by the id of its first one."""
+    return ctx.input.run if ctx.input.run is not None else int(ctx.task_id)

@@ -1,0 +1,94 @@
+"""Rounds: the calls of one answer, from their creation to the turn that follows them.
+
+A round begins in the commit that stores its answer and ends when every call is terminal. Nothing
+that the model sees is ever placed in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pidurable.agent._attempts import append_result, close_round, no_such_tool
+from pidurable.agent._checkpoints import GenerationContext, GenerationResult, Tools, Tx, run_of
+from pidurable.agent._documents import LiveDocument, call_slot, update_doc
+from pidurable.agent._inbox import GenerationInput, place_steers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pidurable.records._messages import AssistantMessage
+
+
+def begin_round(
+    tx: Tx,
+    ctx: GenerationContext,
+    answer: AssistantMessage,
+    entry: int,
+    offered: Collection[str],
+) -> None:
+    """Create a task for each call that the request had offered, and wait for them.
+
+    The others get their error result at once. Where no call is left the round is over before it
+    began, and the next turn begins in this commit.
+
+    Args:
+        tx: The commit that stores the answer.
+        ctx: The generation.
+        answer: Has calls.
+        entry: The entry of the answer.
+        offered: The names of the tools that the request declared.
+    """
+    from pidurable.agent._tool_call import ToolInput, ToolTask
+
+    conversation = ctx.conversation_id
+    slots: list[Any] = []
+    ids: list[int] = []
+    for index, call in enumerate(answer.tool_calls):
+        if call.name not in offered:
+            text = no_such_tool(call.name, offered)
+            place = (entry, index)
+            append_result(tx, conversation, place, call.name, code="tool_unavailable", text=text)
+            continue
+        task = tx.create_task(
+            ToolTask,
+            ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
+        )
+        ids.append(task)
+        slots.append(call_slot(index=index, task_id=task, name=call.name))
+    if not ids:
+        next_turn(tx, ctx, entry)
+        return
+    update_doc(tx, LiveDocument, conversation, partial=None, calls=slots, retry=None)
+    tx.wait(then=Tools(assistant=entry), on=ids)
+
+
+def end_round(tx: Tx, ctx: GenerationContext, assistant: int) -> None:
+    """Every call is terminal: place what waits, let the next generation take the run over."""
+    close_round(tx, ctx.conversation_id, assistant)
+    next_turn(tx, ctx, assistant)
+
+
+def next_turn(tx: Tx, ctx: GenerationContext, assistant: int) -> None:
+    """Place what joins the run, and let a sibling of this generation take it over."""
+    from pidurable.agent._generation import Generation
+
+    conversation = ctx.conversation_id
+    run = run_of(ctx)
+    place_steers(tx, conversation, run)
+    turn = ctx.input.turn + 1
+    following = tx.create_task(
+        Generation,
+        GenerationInput(run=run, turn=turn, continues=int(ctx.task_id)),
+        conversation=conversation,
+    )
+    update_doc(
+        tx,
+        LiveDocument,
+        conversation,
+        turn=turn,
+        generation=int(following),
+        partial=None,
+        calls=[],
+        retry=None,
+    )
+    tx.complete(GenerationResult(assistant=assistant, next=int(following)))
