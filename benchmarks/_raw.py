@@ -73,6 +73,9 @@ class Table:
     def add(self, name: str, value: float) -> None:
         self._rounds.setdefault(name, []).append(value)
 
+    def has(self, name: str) -> bool:
+        return name in self._rounds
+
     def median(self, name: str) -> float:
         return statistics.median(self._rounds[name])
 
