@@ -27,6 +27,28 @@ if TYPE_CHECKING:
         LiveDocument as LiveDocument,
         UsageDocument as UsageDocument,
     )
+    from pidurable.agent._generation import Generation as Generation
+    from pidurable.agent._hooks import (
+        AfterResponse as AfterResponse,
+        AfterTool as AfterTool,
+        AfterTools as AfterTools,
+        Ask as Ask,
+        BeforeCompact as BeforeCompact,
+        BeforeRequest as BeforeRequest,
+        BeforeTool as BeforeTool,
+        BlockCall as BlockCall,
+        CompactionHooks as CompactionHooks,
+        Continue as Continue,
+        Decline as Decline,
+        GenerationHooks as GenerationHooks,
+        OnAbort as OnAbort,
+        OnYield as OnYield,
+        Rewrite as Rewrite,
+        Staged as Staged,
+        Stop as Stop,
+        Summary as Summary,
+        ToolHooks as ToolHooks,
+    )
     from pidurable.agent._models import (
         Done as Done,
         ModelRequest as ModelRequest,
@@ -41,6 +63,7 @@ if TYPE_CHECKING:
     )
     from pidurable.agent._provider_ai import AiProvider as AiProvider
     from pidurable.agent._services import AgentChange as AgentChange
+    from pidurable.agent._tool_call import ToolTask as ToolTask
     from pidurable.harness._client import Client as Client, open_client as open_client
     from pidurable.harness._conversation import Conversation as Conversation
     from pidurable.harness._events import (
@@ -182,6 +205,28 @@ _HOMES = {
         "LiveDocument",
         "UsageDocument",
     ),
+    "pidurable.agent._generation": ("Generation",),
+    "pidurable.agent._hooks": (
+        "AfterResponse",
+        "AfterTool",
+        "AfterTools",
+        "Ask",
+        "BeforeCompact",
+        "BeforeRequest",
+        "BeforeTool",
+        "BlockCall",
+        "CompactionHooks",
+        "Continue",
+        "Decline",
+        "GenerationHooks",
+        "OnAbort",
+        "OnYield",
+        "Rewrite",
+        "Staged",
+        "Stop",
+        "Summary",
+        "ToolHooks",
+    ),
     "pidurable.agent._models": (
         "Done",
         "ModelRequest",
@@ -196,6 +241,7 @@ _HOMES = {
     ),
     "pidurable.agent._provider_ai": ("AiProvider",),
     "pidurable.agent._services": ("AgentChange",),
+    "pidurable.agent._tool_call": ("ToolTask",),
     "pidurable.harness._client": ("Client", "open_client"),
     "pidurable.harness._conversation": ("Conversation",),
     "pidurable.harness._events": (

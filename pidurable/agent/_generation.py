@@ -15,6 +15,7 @@ tools nothing.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import final
 
 import attrs
 
@@ -44,6 +45,7 @@ from pidurable.agent._documents import (
     address_of,
     update_doc,
 )
+from pidurable.agent._hooks import GenerationHooks
 from pidurable.agent._inbox import GenerationInput, end_run
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._progress import PartialAnswer
@@ -74,11 +76,13 @@ from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
 
 
+@final
 class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     """One model answer of a run. Owned by its conversation; its tool calls are owned by it."""
 
     name = "pi.generation"
     version = 1
+    hooks = GenerationHooks
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -90,6 +94,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     @phase
     async def prepare(self, at: Prepare, ctx: GenerationContext) -> None:
+        """Fix the agent and the prompt, and store what the model has not been told yet."""
         services = self._services
         session = self._services.session
         conversation = ctx.conversation_id
@@ -125,6 +130,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     @phase
     async def request(self, at: Request, ctx: GenerationContext) -> None:
+        """Send the request as it was fixed, store the answer and what follows from it."""
         services = self._services
         models = services.models
         # As it was fixed: what came after the cutoff, a head too, is for the next request.
@@ -259,6 +265,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     @phase
     async def retry_due(self, at: Retry, ctx: GenerationContext) -> None:
+        """Begin again after a failed request."""
         async with ctx.commit() as tx:
             update_doc(tx, LiveDocument, ctx.conversation_id, retry=None)
             tx.goto(Prepare(tries=at.tries))

@@ -14,7 +14,7 @@ stricter of the stored and the current policy counts; a tool that is gone counts
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import attrs
 import trio
@@ -27,6 +27,7 @@ from pidurable.agent._documents import (
     patch_live,
     read_doc,
 )
+from pidurable.agent._hooks import ToolHooks
 from pidurable.agent._running_call import RunningCall
 from pidurable.agent._services import Agent, AgentServices
 from pidurable.agent._tool_result import (
@@ -109,6 +110,12 @@ class ToolReceipt:
     entry: int
     is_error: bool
     code: str | None = None
+    terminate: bool = False
+    """The result asks for the end of the run."""
+    handoff: str | None = None
+    """The note of a fresh context in which the input is to go on."""
+    add_tools: tuple[str, ...] = ()
+    """Tools that the conversation gets from now on."""
 
 
 Checkpoint = Call | Execute
@@ -116,11 +123,13 @@ ToolContext = TaskContext[ToolInput, Checkpoint, ToolReceipt]
 Tx = TaskTransaction[Checkpoint, ToolReceipt]
 
 
+@final
 class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     """One tool call of a model. Owned by its generation."""
 
     name = "pi.tool"
     version = 1
+    hooks = ToolHooks
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -132,6 +141,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def call(self, at: Call, ctx: ToolContext) -> None:
+        """Validate the call, commit the intent, run the tool, commit the outcome."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
         if tool is None:
@@ -190,6 +200,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def execute(self, at: Execute, ctx: ToolContext) -> None:
+        """Decide what becomes of a call whose effect may have happened."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
         policy: str = "interrupt"

@@ -88,6 +88,16 @@ def _check_on_fault(_: object, field: attrs.Attribute[Any], value: object) -> No
         raise InvalidArgumentError(field.name, 'must be "fault" or "park"', show(value))
 
 
+def _flag(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(field.name, "must be True or False", show(value))
+
+
+def _one_or_all(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("one", "all"):
+        raise InvalidArgumentError(field.name, 'must be "one" or "all"', show(value))
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """What a host may set when it opens a harness. Sizes are bytes, durations seconds.
@@ -119,3 +129,19 @@ class Settings:
     request_tries: int = attrs.field(default=5, validator=_whole(0))
     retry_after_seconds_max: float = attrs.field(default=600.0, validator=_seconds_or_none)
     stream_silence_seconds: float = attrs.field(default=120.0, validator=_seconds)
+    reserve_tokens: int = attrs.field(default=16_384, validator=_whole(0))
+    """Of a model's window, kept free for the answer; at most a quarter of the window counts."""
+    keep_recent_tokens: int = attrs.field(default=20_000, validator=_whole(1))
+    """Kept as they are by a compaction; at most half of the window counts."""
+    background_tokens: int = attrs.field(default=32_768, validator=_whole(0))
+    """So long before a request would have to wait, a compaction starts beside the work."""
+    permission_seconds_max: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_seconds)
+    )
+    """Longest time that a permission request stays open; None for no end."""
+    steers: str = attrs.field(default="all", validator=_one_or_all)
+    """How many waiting steers a boundary places, "one" or "all"."""
+    follow_ups: str = attrs.field(default="one", validator=_one_or_all)
+    """How many waiting follow-ups the end of a run places, "one" or "all"."""
+    sequential_tools: bool = attrs.field(default=False, validator=_flag)
+    """Whether the calls of a round run one after the other, whatever their tools say."""

@@ -25,7 +25,13 @@ from pidurable.records._ids import TaskId
 from pidurable.records._tasks import JoinPolicy, OnRestart, Outcome, WokenBy
 from pidurable.tasks._committed import CommittedState
 from pidurable.tasks._definition import Task
-from pidurable.tasks._hooks import HookHandler, Hooks, no_hooks, unknown_hook
+from pidurable.tasks._hooks import (
+    HookHandler,
+    Hooks,
+    ends_invocation,
+    no_hooks,
+    unknown_hook,
+)
 from pidurable.tasks._host import needs_harness, needs_models
 from pidurable.tasks._phase import nearest
 from pidurable.tasks._task_commit import TaskCommit
@@ -206,8 +212,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
         phase = self._phase
         if not phase.info.questions:
             raise no_hooks(phase.info.name)
-        store = self._runtime.session.storage.store
-        return Hooks(phase.info.questions, self.handlers, self.report, store=store)
+        return Hooks(phase.info.questions, self.handlers, self.report, self.passes)
 
     def handlers(self, name: str) -> Sequence[HookHandler]:
         """The handlers of one hook, for a definition that combines their answers by its own rule.
@@ -228,6 +233,15 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
             phase.extensions = None if host is None else host.extensions(phase.conversation_id)
         found: Sequence[HookHandler] = phase.snapshot.hooks(phase.info.name, name, phase.extensions)
         return found
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether an error out of a handler, or a tool, is not its own fault and has to pass.
+
+        So it is where the invocation is over (an abort, another invocation took the task), and
+        where the session's own storage was in the way: raise it on, the phase begins again. Needed
+        only by who calls `handlers` himself.
+        """
+        return ends_invocation(error, self._runtime.session.storage.store)
 
     # --- committing ----------------------------------------------------------------------
 

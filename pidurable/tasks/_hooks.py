@@ -226,14 +226,13 @@ class Hooks:
         questions: Mapping[str, Question],
         handlers: Callable[[str], Sequence[HookHandler]],
         report: Callable[[str], None],
-        *,
-        store: str,
+        passes: Passes,
     ) -> None:
         async def ask(question: Question, args: Any, named: Any) -> Any:
             # The protocol's own signature: what does not fit is the asker's mistake.
             given = question.signature.bind(*args, **named)
             given.apply_defaults()
-            return await _ask(question, given, handlers(question.name), report, store)
+            return await _ask(question, given, handlers(question.name), report, passes)
 
         self._questions = questions
         self._ask = ask
@@ -259,28 +258,67 @@ async def _ask(
     given: inspect.BoundArguments,
     handlers: Sequence[HookHandler],
     report: Callable[[str], None],
-    store: str,
+    passes: Passes,
 ) -> Any:
     await trio.lowlevel.checkpoint()
     for handler in handlers:
-        place = f"the hook {question.name} of the extension {handler.extension!r}"
-        try:
-            answer = handler(*given.args, **given.kwargs)
-            if inspect.isawaitable(answer):
-                answer = await answer
-        except Exception as error:
-            for leaf in leaves(error):
-                if isinstance(leaf, _PASSES) or storage_trouble(leaf, store) is not None:
-                    raise
-            info = error_info(error)
-            report(f"{place} raised and is skipped: {info.type}: {info.message}")
+        answer = await ask_handler(handler, question.name, given.args, given.kwargs, passes)
+        if isinstance(answer, Raised):
+            report(f"{answer.place} raised and is skipped: {answer.what}")
             continue
         if answer is None:
             continue
         if not question.tells:
             return answer
+        place = hook_place(question.name, handler)
         report(f"{place} answered {show(answer)}, which nobody asks for")
     return None
+
+
+@attrs.frozen(kw_only=True)
+class Raised:
+    """What a handler raised, which is its own fault."""
+
+    place: str
+    """The hook and its extension."""
+    what: str
+    """Type and message of the error."""
+
+
+def hook_place(name: str, handler: HookHandler) -> str:
+    """A hook and its extension, for reports."""
+    return f"the hook {name} of the extension {handler.extension!r}"
+
+
+def ends_invocation(error: BaseException, store: str) -> bool:
+    """Whether an error is nobody's fault: it ends the invocation, or is trouble of the storage."""
+    return any(
+        isinstance(leaf, _PASSES) or storage_trouble(leaf, store) is not None
+        for leaf in leaves(error)
+    )
+
+
+Passes = Callable[[BaseException], bool]
+
+
+async def ask_handler(
+    handler: HookHandler,
+    name: str,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    passes: Passes,
+) -> Any | Raised:
+    """Ask one handler: its answer, or what it raised. What ends the invocation passes."""
+    try:
+        answer = handler(*args, **named)
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except Exception as error:
+        if passes(error):
+            raise
+        info = error_info(error)
+        return Raised(place=hook_place(name, handler), what=f"{info.type}: {info.message}")
+    return answer
 
 
 def unknown_hook(name: str, known: Mapping[str, Any]) -> str:
@@ -300,4 +338,15 @@ def no_hooks(definition: str) -> InvalidArgumentError:
     )
 
 
-__all__ = ["HookHandler", "Hooks", "Question", "no_hooks", "questions_of", "unknown_hook"]
+__all__ = [
+    "HookHandler",
+    "Hooks",
+    "Question",
+    "Raised",
+    "ask_handler",
+    "ends_invocation",
+    "hook_place",
+    "no_hooks",
+    "questions_of",
+    "unknown_hook",
+]

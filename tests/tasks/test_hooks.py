@@ -20,7 +20,7 @@ from pidurable.errors import (
     StorageCorruptError,
     StorageRefusedError,
 )
-from pidurable.tasks._hooks import Hooks, Question, questions_of
+from pidurable.tasks._hooks import Hooks, Question, ends_invocation, questions_of
 
 Refusal = str | None
 
@@ -53,7 +53,11 @@ def asking(*functions: Callable[..., Any]) -> tuple[Questions, list[str]]:
         Handler(f"ext{number}", function) for number, function in enumerate(functions)
     ]
     questions = questions_of("Test", Questions)
-    hooks: Any = Hooks(questions, lambda name: handlers, reports.append, store="own")
+
+    def passes(error: BaseException) -> bool:
+        return ends_invocation(error, "own")
+
+    hooks: Any = Hooks(questions, lambda name: handlers, reports.append, passes)
     return hooks, reports
 
 

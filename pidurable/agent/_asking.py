@@ -1,0 +1,262 @@
+"""How the answers of several hooks come together: the rule of each hook of the built-in tasks.
+
+| hook | rule |
+|---|---|
+| before_request | messages are replaced in order; the first `Stop` wins |
+| after_response, after_tools | everybody observes; what they return is run in the deciding commit |
+| on_yield | the first that continues wins |
+| before_tool | rewrites in order; the first block wins; any ask asks, at the highest risk |
+| after_tool, on_abort | the result is replaced in order |
+| before_compact | the first decision wins |
+
+A handler that raises, or answers something else, is reported and skipped; of `before_tool` that
+blocks the call. Cancellation, the end of the invocation and trouble of the storage pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from pidurable.agent._hooks import (
+    AfterResponse,
+    AfterTool,
+    AfterTools,
+    Ask,
+    BeforeCompact,
+    BeforeRequest,
+    BeforeTool,
+    BlockCall,
+    Continue,
+    Decline,
+    OnAbort,
+    OnYield,
+    Rewrite,
+    Staged,
+    Stop,
+    Summary,
+    _Asked,
+)
+from pidurable.agent._models import RequestMessage
+from pidurable.errors import NotJsonError, show
+from pidurable.records import _json
+from pidurable.records._readonly import copied_json
+from pidurable.registry._tool import ToolResult
+from pidurable.tasks._errors import error_info
+from pidurable.tasks._hooks import HookHandler, Raised, ask_handler, hook_place
+
+if TYPE_CHECKING:
+    from pidurable.tasks._context import TaskContext
+    from pidurable.tasks._transaction import TaskTransaction
+
+    AnyContext = TaskContext[Any, Any, Any]
+    AnyTransaction = TaskTransaction[Any, Any]
+
+AskedT = TypeVar("AskedT", bound=_Asked)
+
+_RISKS = ("low", "medium", "high")
+
+
+# --- pi.generation ------------------------------------------------------------------------------
+
+
+async def ask_before_request(
+    ctx: AnyContext, request: BeforeRequest
+) -> tuple[RequestMessage, ...] | Stop:
+    """The messages to send, as the hooks have left them, or the first Stop."""
+    for handler in ctx.handlers("before_request"):
+        answer = await _answer(ctx, handler, "before_request", request)
+        if isinstance(answer, Stop):
+            return answer
+        if isinstance(answer, Sequence) and all(isinstance(m, RequestMessage) for m in answer):
+            request = attrs.evolve(request, messages=tuple(answer))
+        elif answer is not None:
+            _unexpected(ctx, handler, "before_request", answer, "RequestMessages or a Stop")
+    return request.messages
+
+
+@attrs.frozen(kw_only=True)
+class Observed:
+    """What an observer wants to stage in the deciding commit."""
+
+    place: str
+    stage: Staged
+
+
+async def ask_observers(
+    ctx: AnyContext, name: str, asked: AfterResponse | AfterTools
+) -> list[Observed]:
+    """Tell every `after_response` or `after_tools` hook; what they want to stage, in order."""
+    staged: list[Observed] = []
+    for handler in ctx.handlers(name):
+        answer = await _answer(ctx, handler, name, asked)
+        if callable(answer):
+            staged.append(Observed(place=hook_place(name, handler), stage=answer))
+        elif answer is not None:
+            _unexpected(ctx, handler, name, answer, "a function of the transaction")
+    return staged
+
+
+async def commit_observed(
+    ctx: AnyContext, observed: Sequence[Observed], decide: Callable[[AnyTransaction], None]
+) -> None:
+    """One commit: what observers stage, then the decision. One that fails is left out, reported.
+
+    A decision is never lost for an observer: where the commit cannot be made with what they
+    staged, it is made without.
+    """
+    rest = list(observed)
+    while True:
+        failed: list[Observed] = []
+        try:
+            async with ctx.commit() as tx:
+                for each in rest:
+                    failed = [each]
+                    each.stage(tx)
+                failed = []
+                decide(tx)
+            return
+        except Exception as error:
+            if not rest or ctx.passes(error):
+                raise
+            # Only one of them, where that is known; else it was what they staged together.
+            left_out = failed or rest
+            info = error_info(error)
+            for each in left_out:
+                ctx.report(f"{each.place}: what it stages is left out: {info.type}: {info.message}")
+            rest = [each for each in rest if each not in left_out]
+
+
+async def ask_on_yield(ctx: AnyContext, answer: OnYield) -> Continue | None:
+    """The first continuation, or None: the run ends."""
+    for handler in ctx.handlers("on_yield"):
+        said = await _answer(ctx, handler, "on_yield", answer)
+        if isinstance(said, str):
+            said = Continue(said)
+        if isinstance(said, Continue):
+            return said
+        if said is not None:
+            _unexpected(ctx, handler, "on_yield", said, "a text or a Continue")
+    return None
+
+
+# --- pi.tool ------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ToolDecision:
+    """What the `before_tool` hooks decided together."""
+
+    arguments: Any
+    """The final ones, to be validated again if `rewritten`."""
+    rewritten: bool = False
+    block: str | None = None
+    """The text for the model, if the call is not to run."""
+    ask: Ask | None = None
+    """What to ask a person first: the highest risk, every reason, the shortest time."""
+
+
+async def ask_before_tool(ctx: AnyContext, call: BeforeTool) -> ToolDecision:
+    """Rewrites in order; the first block wins and ends the asking; any ask asks."""
+    rewritten = False
+    asks: list[Ask] = []
+    for handler in ctx.handlers("before_tool"):
+        given = attrs.evolve(call, arguments=copied_json(call.arguments))
+        answer = await _answer(ctx, handler, "before_tool", given, blocks=True)
+        if answer is None:
+            continue
+        if isinstance(answer, Rewrite):
+            try:
+                arguments = _json.check_json(answer.arguments, "$.arguments")
+            except NotJsonError as error:
+                text = f"{hook_place('before_tool', handler)} gave arguments that are {error}"
+                answer = BlockCall(text)
+            else:
+                call = attrs.evolve(call, arguments=arguments)
+                rewritten = True
+                continue
+        if isinstance(answer, Ask):
+            asks.append(answer)
+            continue
+        if not isinstance(answer, BlockCall):
+            expected = "a Rewrite, a BlockCall or an Ask"
+            answer = BlockCall(_unexpected(ctx, handler, "before_tool", answer, expected))
+        return ToolDecision(arguments=call.arguments, rewritten=rewritten, block=answer.text)
+    return ToolDecision(arguments=call.arguments, rewritten=rewritten, ask=_together(asks))
+
+
+def _together(asks: Sequence[Ask]) -> Ask | None:
+    if not asks:
+        return None
+    times = [each.seconds for each in asks if each.seconds is not None]
+    return Ask(
+        risk=max((each.risk for each in asks), key=_RISKS.index),
+        reason="\n".join(dict.fromkeys(each.reason for each in asks if each.reason)),
+        seconds=min(times, default=None),
+    )
+
+
+async def ask_after_tool(ctx: AnyContext, call: AfterTool) -> ToolResult | None:
+    """The result that takes the place of the tool's, or None: nobody replaced it."""
+    return await _replaced(ctx, "after_tool", call)
+
+
+async def ask_on_abort(ctx: AnyContext, call: OnAbort) -> ToolResult | None:
+    """The result that takes the place of the aborted one, or None: nobody replaced it."""
+    return await _replaced(ctx, "on_abort", call)
+
+
+async def _replaced(ctx: AnyContext, name: str, call: AfterTool | OnAbort) -> ToolResult | None:
+    result: ToolResult | None = None
+    for handler in ctx.handlers(name):
+        answer = await _answer(ctx, handler, name, call)
+        if isinstance(answer, ToolResult):
+            result = answer
+            call = attrs.evolve(call, result=answer)
+        elif answer is not None:
+            _unexpected(ctx, handler, name, answer, "a ToolResult")
+    return result
+
+
+# --- pi.compaction ------------------------------------------------------------------------------
+
+
+async def ask_before_compact(ctx: AnyContext, range: BeforeCompact) -> Decline | Summary | None:
+    """The first decision, or None: a model is asked for the summary."""
+    for handler in ctx.handlers("before_compact"):
+        answer = await _answer(ctx, handler, "before_compact", range)
+        if isinstance(answer, Decline | Summary):
+            return answer
+        if answer is not None:
+            _unexpected(ctx, handler, "before_compact", answer, "a Decline or a Summary")
+    return None
+
+
+# --- one handler --------------------------------------------------------------------------------
+
+
+async def _answer(
+    ctx: AnyContext, handler: HookHandler, name: str, asked: AskedT, *, blocks: bool = False
+) -> Any:
+    async def memo(memo_name: str, candidate: Any) -> Any:
+        return await ctx.memo(f"{handler.extension}:{memo_name}", candidate)
+
+    given = attrs.evolve(asked, memo_by=memo)
+    answer = await ask_handler(handler, name, (given,), {}, ctx.passes)
+    if not isinstance(answer, Raised):
+        return answer
+    if not blocks:
+        ctx.report(f"{answer.place} raised and is skipped: {answer.what}")
+        return None
+    ctx.report(f"{answer.place} raised, so the call is blocked: {answer.what}")
+    return BlockCall(f"The call was not run: {answer.place} raised {answer.what}")
+
+
+def _unexpected(
+    ctx: AnyContext, handler: HookHandler, name: str, answer: object, expected: str
+) -> str:
+    text = f"{hook_place(name, handler)} answered {show(answer)}, expected {expected} or None"
+    ctx.report(text)
+    return text
