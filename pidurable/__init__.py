@@ -66,9 +66,15 @@ if TYPE_CHECKING:
     from pidurable.agent._tool_call import ToolTask as ToolTask
     from pidurable.harness._client import Client as Client, open_client as open_client
     from pidurable.harness._conversation import Conversation as Conversation
+    from pidurable.harness._event_json import event_json as event_json
     from pidurable.harness._events import (
+        AgentChanged as AgentChanged,
+        CompactionEnd as CompactionEnd,
+        CompactionStart as CompactionStart,
+        CompactionUpdate as CompactionUpdate,
         EntryAdded as EntryAdded,
         Event as Event,
+        InboxUpdate as InboxUpdate,
         MessageEnd as MessageEnd,
         MessageStart as MessageStart,
         MessageUpdate as MessageUpdate,
@@ -78,10 +84,13 @@ if TYPE_CHECKING:
         RunStart as RunStart,
         Snapshot as Snapshot,
         SubmissionChanged as SubmissionChanged,
+        TaskFailed as TaskFailed,
         ToolExecutionEnd as ToolExecutionEnd,
         ToolExecutionStart as ToolExecutionStart,
         ToolExecutionUpdate as ToolExecutionUpdate,
+        TurnEnd as TurnEnd,
         TurnStart as TurnStart,
+        UsageUpdate as UsageUpdate,
     )
     from pidurable.harness._move import (
         export_session as export_session,
@@ -244,9 +253,15 @@ _HOMES = {
     "pidurable.agent._tool_call": ("ToolTask",),
     "pidurable.harness._client": ("Client", "open_client"),
     "pidurable.harness._conversation": ("Conversation",),
+    "pidurable.harness._event_json": ("event_json",),
     "pidurable.harness._events": (
+        "AgentChanged",
+        "CompactionEnd",
+        "CompactionStart",
+        "CompactionUpdate",
         "EntryAdded",
         "Event",
+        "InboxUpdate",
         "MessageEnd",
         "MessageStart",
         "MessageUpdate",
@@ -256,10 +271,13 @@ _HOMES = {
         "RunStart",
         "Snapshot",
         "SubmissionChanged",
+        "TaskFailed",
         "ToolExecutionEnd",
         "ToolExecutionStart",
         "ToolExecutionUpdate",
+        "TurnEnd",
         "TurnStart",
+        "UsageUpdate",
     ),
     "pidurable.harness._move": (
         "export_session",
