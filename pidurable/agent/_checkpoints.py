@@ -40,6 +40,8 @@ class Tools:
     """The answer of entry `assistant` is stored, its calls are running."""
 
     assistant: int
+    queued: tuple[int, ...] = ()
+    """In a sequential round: the indexes of the calls that are still to be created."""
 
 
 @attrs.frozen(kw_only=True)

@@ -22,7 +22,6 @@ import attrs
 from pidurable.agent._ask import NO_MODELS, next_try, no_model
 from pidurable.agent._attempts import (
     append_attempt,
-    append_result,
     close_round,
     estimated_usage,
     keep_partial,
@@ -59,7 +58,7 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._refused_images import answer_without_refused
-from pidurable.agent._round import begin_round, end_round
+from pidurable.agent._round import begin_round, end_round, start_next_call
 from pidurable.agent._services import AgentServices
 from pidurable.errors import (
     DocumentTooLargeError,
@@ -181,7 +180,14 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             end_run(self._services.session, tx, conversation, run_of(ctx), answer=entry)
             tx.complete(GenerationResult(assistant=entry))
             return
-        begin_round(tx, ctx, answer, entry, offered)
+        sequential = self._is_sequential(ctx, answer)
+        begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
+
+    def _is_sequential(self, ctx: GenerationContext, answer: AssistantMessage) -> bool:
+        """Whether the calls of an answer run one after the other: one of their tools asks so."""
+        agent = self._services.resolve(ctx.conversation_id)
+        called = [agent.tool(call.name) for call in answer.tool_calls]
+        return any(tool is not None and tool.sequential for tool in called)
 
     async def _keep_leftover(
         self, at: Request, ctx: GenerationContext, request: ModelRequest
@@ -274,9 +280,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     @phase
     async def tools(self, at: Tools, ctx: GenerationContext) -> None:
-        """Every call is terminal: place what waits, let the next generation take the run over."""
+        """Every call that was created is terminal: create the next one, or end the round."""
         async with ctx.commit() as tx:
-            end_round(tx, ctx, at.assistant)
+            if at.queued:
+                start_next_call(tx, ctx, at)
+            else:
+                end_round(tx, ctx, at.assistant)
 
     # --- abort ---------------------------------------------------------------------------
 
@@ -303,18 +312,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                     sent_characters=sent,
                 )
             if isinstance(at, Tools):
-                closed = close_round(tx, conversation, at.assistant)
-                for index, name in open_calls(entries, at.assistant):
-                    if index in closed:
-                        continue
-                    append_result(
-                        tx,
-                        conversation,
-                        (at.assistant, index),
-                        name,
-                        code="aborted",
-                        text="The call was aborted before it started.",
-                    )
+                open = open_calls(entries, at.assistant)
+                close_round(tx, conversation, at.assistant, never_started=open)
             end_run(
                 self._services.session,
                 tx,
