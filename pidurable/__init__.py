@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         ToolHooks as ToolHooks,
     )
     from pidurable.agent._models import (
+        Deferred as Deferred,
+        DefersAnswers as DefersAnswers,
         Done as Done,
         ModelRequest as ModelRequest,
         Models as Models,
@@ -237,6 +239,8 @@ _HOMES = {
         "ToolHooks",
     ),
     "pidurable.agent._models": (
+        "Deferred",
+        "DefersAnswers",
         "Done",
         "ModelRequest",
         "Models",

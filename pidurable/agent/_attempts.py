@@ -110,6 +110,26 @@ def append_attempt(
     )
 
 
+def append_deferred(
+    tx: TreeTransaction, conversation_id: int, blocks: Sequence[dict[str, str]], *, model: str
+) -> int:
+    """Say that a provider has deferred its answer; no request shows it. It is charged later."""
+    return tx.append(
+        conversation_id,
+        kind="pi.assistant",
+        messages=[
+            AssistantMessage(
+                blocks=_plain_blocks(blocks),
+                status="deferred",
+                stop_reason="stop",
+                model=model,
+                usage=Usage(),
+                at_us=tx.now_us(),
+            )
+        ],
+    )
+
+
 def keep_partial(
     tx: TreeTransaction,
     services: AgentServices,
