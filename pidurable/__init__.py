@@ -20,6 +20,15 @@ if TYPE_CHECKING:
         ModelInfo as ModelInfo,
         Prices as Prices,
     )
+    from pidurable.agent._decisions import (
+        Decision as Decision,
+        Deny as Deny,
+        Happened as Happened,
+        Interrupted as Interrupted,
+        Once as Once,
+        Pattern as Pattern,
+        Rerun as Rerun,
+    )
     from pidurable.agent._default_models import default_models as default_models
     from pidurable.agent._documents import (
         AgentDocument as AgentDocument,
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
         UsageDocument as UsageDocument,
     )
     from pidurable.agent._generation import Generation as Generation
+    from pidurable.agent._grants import Grant as Grant, GrantsDocument as GrantsDocument
     from pidurable.agent._hooks import (
         AfterResponse as AfterResponse,
         AfterTool as AfterTool,
@@ -62,6 +72,10 @@ if TYPE_CHECKING:
         ThinkingDelta as ThinkingDelta,
         ToolCallDelta as ToolCallDelta,
         ToolCallStart as ToolCallStart,
+    )
+    from pidurable.agent._permissions import (
+        PermissionDocument as PermissionDocument,
+        PermissionRequest as PermissionRequest,
     )
     from pidurable.agent._provider_ai import AiProvider as AiProvider
     from pidurable.agent._services import AgentChange as AgentChange
@@ -209,6 +223,15 @@ _HOMES = {
         "ModelInfo",
         "Prices",
     ),
+    "pidurable.agent._decisions": (
+        "Decision",
+        "Deny",
+        "Happened",
+        "Interrupted",
+        "Once",
+        "Pattern",
+        "Rerun",
+    ),
     "pidurable.agent._default_models": ("default_models",),
     "pidurable.agent._documents": (
         "AgentDocument",
@@ -216,6 +239,7 @@ _HOMES = {
         "LiveDocument",
         "UsageDocument",
     ),
+    "pidurable.agent._grants": ("Grant", "GrantsDocument"),
     "pidurable.agent._generation": ("Generation",),
     "pidurable.agent._hooks": (
         "AfterResponse",
@@ -252,6 +276,7 @@ _HOMES = {
         "ToolCallDelta",
         "ToolCallStart",
     ),
+    "pidurable.agent._permissions": ("PermissionDocument", "PermissionRequest"),
     "pidurable.agent._provider_ai": ("AiProvider",),
     "pidurable.agent._services": ("AgentChange",),
     "pidurable.agent._tool_call": ("ToolTask",),
