@@ -188,11 +188,11 @@ def revoke_grant(tx: Transaction, storage: Storage, grant_id: object) -> Grant:
         NotFoundError: There is no such grant, or it was revoked before.
     """
     for address in _addresses(storage):
-        value = tx.doc_value(address)
-        for each in () if value is None else value["grants"]:
+        value = tx.doc_value(address) or {"principal": "", "grants": []}
+        for each in value["grants"]:
             if each["id"] == grant_id and type(grant_id) is int:
-                principal = value["principal"]
-                _put(tx, principal, [one for one in value["grants"] if one is not each])
+                kept = [one for one in value["grants"] if one is not each]
+                _put(tx, value["principal"], kept)
                 return _grant_of(each)
     raise NotFoundError("grant", show(grant_id))
 
