@@ -92,6 +92,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     name = "pi.generation"
     version = 1
+    on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = GenerationHooks
 
     def __init__(self, services: AgentServices) -> None:
