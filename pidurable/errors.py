@@ -22,7 +22,7 @@
     ├── expected, decide
     │   ├── UnansweredError, OutcomeUnknownError, AbortRequestedError
     │   ├── ConversationBusyError, ConversationFullError, SignalRefusedError
-    │   ├── AlreadyDecidedError                  a permission request is not open any more
+    │   ├── NothingToContinueError               the last answer is complete
     │   ├── ResultUnreadableError, ModelError
     │   └── CommandFailedError                   a command from outside was refused
     ├── try again, or wait
@@ -52,7 +52,6 @@ import trio
 
 __all__ = [
     "AbortRequestedError",
-    "AlreadyDecidedError",
     "CommandFailedError",
     "CommitBodyTimeoutError",
     "ConversationBusyError",
@@ -75,6 +74,7 @@ __all__ = [
     "NotAStoreError",
     "NotFoundError",
     "NotJsonError",
+    "NothingToContinueError",
     "OutcomeUnknownError",
     "OwnedTooDeepError",
     "OwnerEndedError",
@@ -470,27 +470,6 @@ class AbortRequestedError(PidurableError):
 
 
 @attrs.define(eq=False)
-class AlreadyDecidedError(PidurableError):
-    """A permission request is not open any more. Nothing was changed by this decision."""
-
-    request: int
-    state: str
-    """granted, denied, expired or closed."""
-    closed_reason: str | None = None
-    """Of a closed one: aborted, superseded or gone."""
-    by: str | None = None
-    """Who decided, where that was told."""
-
-    def __str__(self) -> str:
-        why = f" ({self.closed_reason})" if self.closed_reason else ""
-        by = f" by {show(self.by)}" if self.by else ""
-        return (
-            f"permission request {self.request} is {self.state}{why}{by}, "
-            "and this decision changes nothing"
-        )
-
-
-@attrs.define(eq=False)
 class ConversationBusyError(PidurableError):
     """A run is active in this conversation. Wait for it, or submit with another `when_busy`."""
 
@@ -511,6 +490,21 @@ class ConversationFullError(PidurableError):
     def __str__(self) -> str:
         return (
             f"conversation {self.conversation} has {self.queued_max} queued items, the most allowed"
+        )
+
+
+@attrs.define(eq=False)
+class NothingToContinueError(PidurableError):
+    """No run can be continued: the model would have nothing to answer. Submit an input instead."""
+
+    conversation: int
+    code: str = "terminal"
+    """One of the stable codes of resuming."""
+
+    def __str__(self) -> str:
+        return (
+            f"conversation {self.conversation} has nothing to continue ({self.code}): its last "
+            "answer is complete, or nothing was asked yet; submit an input"
         )
 
 

@@ -1,10 +1,13 @@
-"""Input and runs: where queued input is placed, and how what was submitted is answered.
+"""The inbox: what is handed in to a conversation, kept until a boundary places it, or taken back.
 
 A conversation is busy while `pi.live.run` names a run. Input to one that is not busy is placed,
 after whatever was still queued there, and starts a generation, in one commit; otherwise it waits in
-`pi.inbox` for a boundary: steers are placed after a tool round and join the run, follow-ups are
-placed at the end of a run that succeeded and start the next. Nothing is ever placed between a call
-and its result. Every submission ends exactly once, in the commit that ends its run.
+`pi.inbox` for a boundary (see `_boundaries`). A write asks the model nothing. One that no request
+can see (no messages, no head, no edits) is stored at once, also in the middle of a round; any other
+at once where the conversation is not busy, else at the next boundary.
+
+Everything is checked where it is handed in, so that nothing that waits can turn out to be
+unplaceable: it would be in the way of all that is behind it.
 """
 
 from __future__ import annotations
@@ -15,20 +18,40 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pidurable.agent._boundaries import (
+    WRITE,
+    GenerationInput as GenerationInput,
+    decode_blocks as decode_blocks,
+    end_run as end_run,
+    place_write,
+    start_run,
+)
 from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, update_doc
 from pidurable.errors import (
     ConversationBusyError,
     ConversationFullError,
     InvalidArgumentError,
     NotFoundError,
+    NothingToContinueError,
     NotJsonError,
     RequestIdConflictError,
     show,
 )
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, is_id
-from pidurable.records._messages import Block, ImageBlock, TextBlock, UserMessage
+from pidurable.records._entries import Edit
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    ImageBlock,
+    Message,
+    SystemMessage,
+    TextBlock,
+    UserMessage,
+)
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
+from pidurable.session._context import ModelContext
+from pidurable.session._entry_form import encode_entry
 from pidurable.session._stubs import SUBMISSION
 from pidurable.session._transaction import text_digest
 from pidurable.tasks._transaction import TreeTransaction
@@ -38,22 +61,15 @@ if TYPE_CHECKING:
     from pidurable.storage import StubRow, SubmissionRow
 
 
-@attrs.frozen(kw_only=True)
-class GenerationInput:
-    """One model answer of a run. The first of a run has no `run`: its own id names it."""
-
-    run: int | None = None
-    turn: int = 1
-    continues: int | None = None
-    """The generation before this one."""
-
-
 Content = str | Sequence[Block]
 
 _LATEST_US = 2**63 - 1
 """A moment whose text is as long as any."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+# --- what is handed in --------------------------------------------------------------------------
 
 
 def blocks_of(content: Content) -> tuple[Block, ...]:
@@ -78,12 +94,6 @@ def blocks_of(content: Content) -> tuple[Block, ...]:
     if not any(not isinstance(b, TextBlock) or b.text.strip() for b in blocks):
         raise InvalidArgumentError("content", "expected text that is not blank", show(content))
     return blocks
-
-
-def decode_blocks(value: Any) -> tuple[Block, ...]:
-    (message,) = _codec.decode_messages([{"role": "user", "blocks": value, "at_us": 0}])
-    assert isinstance(message, UserMessage)
-    return message.blocks
 
 
 def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> Any:
@@ -129,12 +139,9 @@ def submit(
         # A late retry of what was handed in once: its conversation, or its images, may be gone.
         if request_id is None or _by_request(session, tx, conversation_id, request_id) is None:
             raise
-    if request_id is not None:
-        earlier = _by_request(session, tx, conversation_id, request_id)
-        if earlier is not None:
-            if earlier[1] != digest:
-                raise RequestIdConflictError(request_id, earlier[0])
-            return earlier[0]
+    earlier = _earlier(session, tx, conversation_id, request_id, digest)
+    if earlier is not None:
+        return earlier
     live = read_doc(tx, LiveDocument, conversation_id)
     if live["run"] is not None and when_busy == "reject":
         raise ConversationBusyError(conversation_id, live["run"])
@@ -150,8 +157,7 @@ def submit(
         created_us=tx.now_us(),
     )
     inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
-    if len(inbox) >= session.settings.queued_max:
-        raise ConversationFullError(conversation_id, session.settings.queued_max)
+    _check_room(session, conversation_id, inbox)
     item = {"submission": record.id, "mode": when_busy, "content": encoded}
     tx.put_submission(record)
     if live["run"] is not None:
@@ -167,6 +173,166 @@ def submit(
         update_doc(tx, InboxDocument, conversation_id, items=[])
     start_run(tx, conversation_id, [*inbox, item])
     return record.id
+
+
+def write(
+    session: Session,
+    tx: TreeTransaction,
+    conversation_id: int,
+    value: object = None,
+    *,
+    kind: str | None = None,
+    messages: Sequence[Message] = (),
+    head: int | None = None,
+    edits: Sequence[Edit] = (),
+    request_id: str | None = None,
+    crowds: bool = True,
+) -> int:
+    """Stage a write, placed now or at the next boundary, and return its submission.
+
+    It ends `done` in the commit that places it, or `stale` where its head would by then let the
+    context start earlier than it does. Arguments are those of `Transaction.append`.
+
+    Args:
+        session: The session.
+        tx: The commit.
+        conversation_id: Where to.
+        value, kind, messages, head, edits: The entry.
+        request_id: The same one gives the same submission.
+        crowds: Whether a full inbox refuses it. What the product itself has to say is not lost.
+    """
+    if request_id is not None:
+        request_id = check_name(request_id, "request_id")
+    encoded = encode_entry(session, value, kind=kind, messages=messages, head=head, edits=edits)
+    content = encoded.json()
+    digest = text_digest(_checked_write(content, session.settings.value_bytes_max))
+    try:
+        tx.conversation(conversation_id)
+        tx.check_entry(conversation_id, encoded)
+    except NotFoundError:
+        if request_id is None or _by_request(session, tx, conversation_id, request_id) is None:
+            raise
+    earlier = _earlier(session, tx, conversation_id, request_id, digest)
+    if earlier is not None:
+        return earlier
+    record = SubmissionRecord(
+        id=tx.draw_id(),
+        conversation_id=conversation_id,
+        kind="write",
+        when_busy="follow_up",
+        request_id=request_id,
+        digest=digest,
+        content=content,
+        status="queued",
+        created_us=tx.now_us(),
+    )
+    if encoded.is_visible and read_doc(tx, LiveDocument, conversation_id)["run"] is not None:
+        inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
+        if crowds:
+            _check_room(session, conversation_id, inbox)
+        item = {"submission": record.id, "mode": WRITE, "entry": content}
+        tx.put_submission(record)
+        update_doc(tx, InboxDocument, conversation_id, items=[*inbox, item])
+        return record.id
+    tx.put_submission(place_write(tx, record, encoded))
+    return record.id
+
+
+def continue_run(
+    session: Session,
+    tx: TreeTransaction,
+    conversation_id: int,
+    *,
+    may: bool,
+    as_of: int,
+    request_id: str | None,
+) -> int | None:
+    """Start a run without input and return its submission; what is queued stays queued.
+
+    Args:
+        session: The session.
+        tx: The commit.
+        conversation_id: Which conversation.
+        may: Whether there was something to answer, as `can_continue` says.
+        as_of: The newest entry then. If there is a newer one by now the answer is None: look again.
+        request_id: The same one gives the same submission.
+    """
+    tx.conversation(conversation_id)
+    digest = text_digest("null")
+    earlier = _earlier(session, tx, conversation_id, request_id, digest)
+    if earlier is not None:
+        return earlier
+    live = read_doc(tx, LiveDocument, conversation_id)
+    if live["run"] is not None:
+        raise ConversationBusyError(conversation_id, live["run"])
+    if (tx.newest_entry(conversation_id) or 0) != as_of:
+        return None
+    if not may:
+        raise NothingToContinueError(conversation_id, "terminal")
+    run = start_run(tx, conversation_id, [])
+    record = SubmissionRecord(
+        id=tx.draw_id(),
+        conversation_id=conversation_id,
+        kind="continue",
+        when_busy="reject",
+        request_id=request_id,
+        digest=digest,
+        content=None,
+        status="placed",
+        run=int(run),
+        created_us=tx.now_us(),
+    )
+    tx.put_submission(record)
+    return record.id
+
+
+def can_continue(context: ModelContext) -> bool:
+    """Whether a model would have something to answer: what users said, or results of its calls."""
+    for place in range(len(context) - 1, -1, -1):
+        message = context[place].message
+        if not isinstance(message, SystemMessage):
+            return not isinstance(message, AssistantMessage)
+    return False
+
+
+def _checked_write(content: Any, bytes_max: int) -> str:
+    """An entry's JSON as text, refused here if the inbox could not hold it, three levels down."""
+    try:
+        _json.dumps([[[content]]], bytes_max=bytes_max)
+    except NotJsonError as error:
+        below = error.path.removeprefix("$").removeprefix("[0][0][0]")
+        raise NotJsonError(f"$.entry{below}", error.problem, error.value) from error
+    return _json.dumps(content, bytes_max=bytes_max)
+
+
+def _check_room(session: Session, conversation_id: int, inbox: Sequence[Any]) -> None:
+    if len(inbox) >= session.settings.queued_max:
+        raise ConversationFullError(conversation_id, session.settings.queued_max)
+
+
+# --- request ids --------------------------------------------------------------------------------
+
+
+def _earlier(
+    session: Session,
+    tx: TreeTransaction,
+    conversation_id: int,
+    request_id: str | None,
+    digest: str,
+) -> int | None:
+    """The submission that was handed in under a request id already, or None.
+
+    Raises:
+        RequestIdConflictError: It was with other content.
+    """
+    if request_id is None:
+        return None
+    found = _by_request(session, tx, conversation_id, request_id)
+    if found is None:
+        return None
+    if found[1] != digest:
+        raise RequestIdConflictError(request_id, found[0])
+    return found[0]
 
 
 def _by_request(
@@ -186,131 +352,43 @@ def _by_request(
     return None if found is None else (found.id, found.digest)
 
 
-def start_run(tx: TreeTransaction, conversation_id: int, items: Sequence[Any]) -> int:
-    """Place items and create the first generation of a run that answers them."""
-    from pidurable.agent._generation import Generation
-
-    run = tx.create_task(Generation, GenerationInput(), conversation=conversation_id)
-    place(tx, conversation_id, items, run=run)
-    update_doc(
-        tx,
-        LiveDocument,
-        conversation_id,
-        run=int(run),
-        turn=1,
-        generation=int(run),
-        partial=None,
-        calls=[],
-        retry=None,
-    )
-    return run
-
-
-def place(
-    tx: TreeTransaction,
-    conversation_id: int,
-    items: Sequence[Any],
-    *,
-    run: int,
-) -> None:
-    """Append the entries of queued items, in order."""
-    for item in items:
-        message = UserMessage(blocks=decode_blocks(item["content"]), at_us=tx.now_us())
-        entry = tx.append(conversation_id, kind="pi.user", messages=[message])
-        record = tx.submission(item["submission"])
-        if record is not None:
-            tx.update_submission(attrs.evolve(record, status="placed", entry=entry, run=int(run)))
-
-
-def place_steers(tx: TreeTransaction, conversation_id: int, run: int) -> None:
-    """The boundary after a tool round: every steer joins the run."""
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
-    steers = [item for item in items if item["mode"] == "steer"]
-    if steers:
-        rest = [item for item in items if item["mode"] != "steer"]
-        update_doc(tx, InboxDocument, conversation_id, items=rest)
-        place(tx, conversation_id, steers, run=run)
-
-
-def end_run(
-    session: Session,
-    tx: TreeTransaction,
-    conversation_id: int,
-    run: int,
-    *,
-    answer: int | None = None,
-    reason: str | None = None,
-    detail: str | None = None,
-) -> None:
-    """The boundary at the end of a run: settle its inputs; after a success start the next run.
-
-    Args:
-        answer: The entry of the final answer; None for a run that failed or was aborted, after
-            which what is queued stays queued, and visible.
-        reason: Why there is no answer, one of the stable codes.
-    """
-    for record in open_submissions(session, tx, conversation_id):
-        if record.status == "placed" and record.run == run:
-            tx.update_submission(
-                attrs.evolve(
-                    record,
-                    status="done" if answer is not None else "unanswered",
-                    answer=answer,
-                    reason=None if answer is not None else reason,
-                    detail=None if answer is not None else detail,
-                    ended_us=tx.now_us(),
-                )
-            )
-    live = read_doc(tx, LiveDocument, conversation_id)
-    if live["run"] != run:
-        return
-    if answer is not None:
-        items = read_doc(tx, InboxDocument, conversation_id)["items"]
-        steers = [item for item in items if item["mode"] == "steer"]
-        taken = steers or items[:1]
-        if taken:
-            rest = [item for item in items if item not in taken]
-            update_doc(tx, InboxDocument, conversation_id, items=rest)
-            start_run(tx, conversation_id, taken)
-            return
-    update_doc(
-        tx,
-        LiveDocument,
-        conversation_id,
-        run=None,
-        turn=0,
-        generation=None,
-        partial=None,
-        calls=[],
-        retry=None,
-    )
+# --- taking back --------------------------------------------------------------------------------
 
 
 def withdraw_queued(
     tx: TreeTransaction, conversation_id: int, *, reason: str = "withdrawn"
 ) -> list[SubmissionRecord]:
-    """Take back everything queued in a conversation; the content stays with the submission."""
+    """Take back what users have queued in a conversation; the content stays with the submission.
+
+    Writes stay: they ask nothing, and the end of the run places them.
+    """
     items = read_doc(tx, InboxDocument, conversation_id)["items"]
-    if not items:
+    writes = [item for item in items if item["mode"] == WRITE]
+    if len(writes) == len(items):
         return []
-    update_doc(tx, InboxDocument, conversation_id, items=[])
+    update_doc(tx, InboxDocument, conversation_id, items=writes)
     withdrawn: list[SubmissionRecord] = []
     for item in items:
         record = tx.submission(item["submission"])
-        if record is not None and record.status == "queued":
-            withdrawn.append(
-                attrs.evolve(record, status="unanswered", reason=reason, ended_us=tx.now_us())
-            )
-            tx.update_submission(withdrawn[-1])
+        if item["mode"] != WRITE and record is not None and record.status == "queued":
+            withdrawn.append(_taken_back(tx, record, reason))
     return withdrawn
 
 
-def open_submissions(
-    session: Session, tx: TreeTransaction, conversation_id: int
-) -> list[SubmissionRecord]:
-    """Submissions that are queued or placed, as staged so far, in order."""
-    found = session.staged_open_submissions(conversation_id)
-    for record in tx.submissions.values():
-        if record.conversation_id == conversation_id:
-            found[record.id] = record
-    return [found[id] for id in sorted(found) if found[id].status in ("queued", "placed")]
+def withdraw(tx: TreeTransaction, submission_id: int) -> SubmissionRecord:
+    """Take back one submission if it is still queued, and return it as it is then."""
+    record = tx.submission(submission_id)
+    if record is None:
+        raise NotFoundError("submission", submission_id)
+    if record.status != "queued":
+        return record
+    items = read_doc(tx, InboxDocument, record.conversation_id)["items"]
+    rest = [item for item in items if item["submission"] != submission_id]
+    update_doc(tx, InboxDocument, record.conversation_id, items=rest)
+    return _taken_back(tx, record, "withdrawn")
+
+
+def _taken_back(tx: TreeTransaction, record: SubmissionRecord, reason: str) -> SubmissionRecord:
+    taken = attrs.evolve(record, status="unanswered", reason=reason, ended_us=tx.now_us())
+    tx.update_submission(taken)
+    return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -19,7 +19,14 @@ from pidurable.agent._documents import (
     read_doc,
     update_doc,
 )
-from pidurable.agent._inbox import Content, submit, withdraw_queued
+from pidurable.agent._inbox import (
+    Content,
+    can_continue,
+    continue_run,
+    submit,
+    withdraw_queued,
+    write,
+)
 from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._conversation_watch import Told
@@ -27,9 +34,10 @@ from pidurable.harness._events import Event, Snapshot
 from pidurable.harness._submission import Submission
 from pidurable.harness._views import ConversationView
 from pidurable.records import _json
-from pidurable.records._checks import check_reason
-from pidurable.records._entries import Conversation as ConversationRecord, Entry
+from pidurable.records._checks import check_name, check_reason
+from pidurable.records._entries import Conversation as ConversationRecord, Edit, Entry
 from pidurable.records._ids import TaskId
+from pidurable.records._messages import Message
 from pidurable.records._readonly import copied_json
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.records._tasks import OnRestart
@@ -133,6 +141,107 @@ class Conversation:
         )
         harness.session.failpoints.hit("CP5")
         return Submission(harness, id)
+
+    async def write(
+        self,
+        value: object = None,
+        *,
+        kind: str | None = None,
+        messages: Sequence[Message] = (),
+        head: int | None = None,
+        edits: Sequence[Edit] = (),
+        request_id: str | None = None,
+    ) -> Submission:
+        """Commit an entry that asks the model nothing, and return its submission.
+
+        One that no request can see (no messages, no head, no edits) is stored at once, also in
+        the middle of a round. Any other is stored at once while no run is active; during one it
+        waits for the next boundary, before what users have queued: after a tool round, or at the
+        end of the run, however that ends. An abort of the conversation does not take it back.
+        The submission is `done` once the entry stands in the transcript, and `unanswered`
+        (`stale`) where its head would by then let the context start earlier than it does.
+
+        Args:
+            value: An instance of a class declared with `@entry(kind)`, or any JSON if `kind` is
+                given. The whole entry takes at most `value_bytes_max` encoded (16 MiB).
+            kind: Only for values whose class does not say it.
+            messages: What the model sees of this entry.
+            head: Start the model's context at this entry from here on; 0 means at this one, which
+                is a reset: placed after a tool round, it ends the run (`unanswered`, `reset`).
+            edits: Replace or omit what earlier entries contribute to the context.
+            request_id: The sender's own id of this write: sent twice, it is stored once.
+
+        Raises:
+            NotJsonError: A value cannot be stored; the path says which.
+            NotFoundError: No such conversation, no such entry in its history, or an image whose
+                bytes are not stored.
+            ConversationFullError: It would have to wait, and 1,000 items are queued already.
+            RequestIdConflictError: The request id names other content.
+        """
+        harness = self._harness
+        id = await harness._runtime.commit(
+            lambda tx: write(
+                harness.session,
+                tx,
+                self.id,
+                value,
+                kind=kind,
+                messages=messages,
+                head=head,
+                edits=edits,
+                request_id=request_id,
+            )
+        )
+        harness.session.failpoints.hit("CP5")
+        return Submission(harness, id)
+
+    async def reset(self, *, request_id: str | None = None) -> Submission:
+        """Let the model's context start anew; the history keeps everything.
+
+        A write of an entry `pi.reset` whose head is itself: see `write` for when it is placed.
+        During a run it is placed after the round of tools, if there is one, and ends the run.
+        """
+        return await self.write(kind="pi.reset", head=0, request_id=request_id)
+
+    async def continue_run(self, *, request_id: str | None = None) -> Submission:
+        """Continue a run that failed, was aborted or was cut, from its last valid point.
+
+        The model is asked again with what stands in the transcript up to the newest message of a
+        user or complete set of results; what an interrupted answer had said is not sent. What is
+        queued stays queued, for the boundaries of the continued run.
+
+        Args:
+            request_id: The sender's own id: sent twice, the run is continued once.
+
+        Returns:
+            A submission without content, answered as an input is.
+
+        Raises:
+            ConversationBusyError: A run is active.
+            NothingToContinueError: The last answer is complete, or nothing was ever asked.
+            RequestIdConflictError: The request id names something else.
+            NotFoundError: No such conversation.
+        """
+        harness = self._harness
+        session = harness.session
+        if request_id is not None:
+            request_id = check_name(request_id, "request_id")
+        harness.start()
+        while True:
+            context = await session.context(self.id)
+            may = can_continue(context)
+
+            def body(
+                tx: TreeTransaction, may: bool = may, as_of: int = context.cutoff
+            ) -> int | None:
+                return continue_run(
+                    session, tx, self.id, may=may, as_of=as_of, request_id=request_id
+                )
+
+            id = await harness._runtime.commit(body)
+            if id is not None:
+                harness.session.failpoints.hit("CP5")
+                return Submission(harness, id)
 
     async def create_task(
         self,
@@ -281,7 +390,7 @@ class Conversation:
     # --- ending --------------------------------------------------------------------------
 
     async def abort(self, reason: str = "user") -> list[SubmissionRecord]:
-        """Abort what runs here, and take back what is queued.
+        """Abort what runs here, and take back what users have queued; writes stay.
 
         Commits marks and returns; `wait_for_idle` waits until everything below has ended.
 
@@ -326,18 +435,8 @@ async def _batches(watch: Watch[Told]) -> AsyncGenerator[tuple[Event, ...], None
 
 
 def _snapshot(view: ConversationView) -> Snapshot:
-    documents = {
-        cls: defaults_of(cls) if stored is None else stored.json()
-        for cls in (AgentDocument, InboxDocument, LiveDocument, UsageDocument)
-        for stored in (view.documents[definition_of(cls).name],)
-    }
-    return Snapshot(
-        entries=tuple(view.history),
-        live=documents[LiveDocument],
-        agent=documents[AgentDocument],
-        inbox=tuple(documents[InboxDocument]["items"]),
-        usage=documents[UsageDocument],
-    )
+    live = view.documents[definition_of(LiveDocument).name]
+    return Snapshot(tuple(view.history), defaults_of(LiveDocument) if live is None else live.json())
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

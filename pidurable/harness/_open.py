@@ -13,7 +13,6 @@ import trio
 from pidurable.agent._awaited_submissions import AwaitedSubmissions
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
-from pidurable.agent._permissions import Permissions
 from pidurable.agent._progress import Progress
 from pidurable.agent._services import AgentChange, AgentServices, EnvFor, local_env
 from pidurable.agent._settlement import settle_by
@@ -30,7 +29,6 @@ from pidurable.harness._commands import Commands
 from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
-from pidurable.harness._permission_calls import PermissionCalls
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
 from pidurable.harness._usage import total_usage
@@ -65,16 +63,17 @@ _DRAIN_LOOK_SECONDS = 0.02
 
 
 @final
-class Harness(PermissionCalls):
+class Harness:
     """An open session with its scheduler. Obtained from `open_harness`."""
 
     def __init__(
         self, runtime: Runtime, services: AgentServices, registry: Registry, *, starts: bool
     ) -> None:
-        super().__init__(runtime, services)
+        self._runtime = runtime
         self.session: Session = runtime.session
         self.registry = registry
         self._watches = ConversationWatches(runtime.session)
+        self._services = services
         self._waiting: dict[int, set[trio.Event]] = {}
         """By submission, whoever waits for it to change."""
         self._closed = False
@@ -717,7 +716,6 @@ async def _opened(
             conversation=lambda id: made[0][2].conversation(id),
         )
         services.progress = Progress(runtime)
-        services.permissions = Permissions(services)
         definitions.add(Generation(services), ToolTask(services))
         settle_by(services)
         AwaitedSubmissions(runtime)
@@ -739,8 +737,7 @@ async def _opened(
         durability=durability,
         prepare=prepare,
     ) as runtime:
-        services, progress, harness = made[0]
-        services.permissions.load()
+        _, progress, harness = made[0]
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
             async with trio.open_nursery() as nursery:

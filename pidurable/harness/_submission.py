@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import attrs
 import trio
 
+from pidurable.agent._inbox import withdraw
 from pidurable.errors import UnansweredError, WaitTimeoutError
 from pidurable.records._codec import Codec
 from pidurable.records._messages import AssistantMessage, TextBlock
@@ -73,6 +74,18 @@ class Submission:
         if record is None:
             raise unknown_submission(self._harness.session.storage, self.id)
         return record
+
+    async def withdraw(self) -> SubmissionRecord | None:
+        """Take it back while it is still queued, so that it never reaches the model.
+
+        Returns:
+            Its record with the content, `unanswered` (`withdrawn`), also when this was asked
+            before; None if it was too late: it is placed, or has ended, as `status` says, and
+            nothing was changed.
+        """
+        self._harness.check_serving()
+        record = await self._harness._runtime.commit(lambda tx: withdraw(tx, self.id))
+        return record if record.reason == "withdrawn" else None
 
     async def wait(self, *, timeout: float | None = None) -> Settled:  # noqa: ASYNC109
         """Wait until it is answered, or will not be. Leaving the wait changes nothing durable.

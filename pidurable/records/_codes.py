@@ -75,6 +75,7 @@ RESUME = {
     "park": "The effect may have happened: a person decides.",
     "blocked": "The task waits for somebody.",
     "abort": "The task is being aborted, which goes on.",
+    "terminal": "There is nothing to continue: the last answer is complete, or nothing was asked.",
     "held": "The run before this input had no answer; the next prompt takes it along.",
 }
 

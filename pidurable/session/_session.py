@@ -449,6 +449,18 @@ class Session:
         rows = self.storage.entries(conversation_id, before=before, limit=1, reverse=True)
         return rows[0].id if rows else None
 
+    def staged_head(self, conversation_id: int, before: int | None) -> int | None:
+        """The head of the newest own entry below a bound that has one, as staged so far."""
+        for entry in reversed(self._staged.entries.values()):
+            if (
+                entry.head is not None
+                and entry.conversation_id == conversation_id
+                and (before is None or entry.id < before)
+            ):
+                return entry.head
+        row = self.storage.last_head(conversation_id, before=before)
+        return None if row is None else row.head
+
     async def newest_head(self, conversation_id: int) -> tuple[int, int] | None:
         """The newest entry of the history that carries a head, and the entry that it names."""
         return await self._transcripts.newest_head(conversation_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pidurable.errors import (
     InvalidArgumentError,
@@ -19,13 +19,14 @@ from pidurable.errors import (
     check,
     show,
 )
-from pidurable.records import _codec, _json
+from pidurable.records import _json
 from pidurable.records._checks import check_name, check_text, is_id
-from pidurable.records._entries import Conversation, Edit, Entry, entry_kind
+from pidurable.records._entries import Conversation, Edit, Entry
 from pidurable.records._messages import ImageBlock, Message, SystemMessage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._blobs import digest, is_digest
 from pidurable.session._document_work import NO_DICT, NO_LIST
+from pidurable.session._entry_form import EncodedEntry, encode_entry
 from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
 from pidurable.session._removals import Removal
@@ -40,17 +41,8 @@ from pidurable.storage import (
 if TYPE_CHECKING:
     from pidurable.session._session import Session
 
-T = TypeVar("T")
-
 _NO_BLOBS: frozenset[str] = frozenset()
 PRINCIPAL_CHARACTERS_MAX = 1000
-
-
-def _listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
-    """What a caller gave as a list."""
-    if not isinstance(given, Iterable):
-        raise InvalidArgumentError(name, "expected a list", show(given))
-    return tuple(given)
 
 
 def text_digest(text: str) -> str:
@@ -122,6 +114,14 @@ class Transaction(ForkWork):
         found = self.submissions.get(submission_id)
         return found if found is not None else self._session.staged_submission(submission_id)
 
+    def open_submissions(self, conversation_id: int) -> list[SubmissionRecord]:
+        """Submissions that are queued or placed, as staged so far, in order."""
+        found = self._session.staged_open_submissions(conversation_id)
+        for record in self.submissions.values():
+            if record.conversation_id == conversation_id:
+                found[record.id] = record
+        return [found[id] for id in sorted(found) if found[id].status in ("queued", "placed")]
+
     def claimed(self, key: tuple[Any, ...]) -> Any:
         """What was claimed under a unique key in this batch, or None."""
         found = self.unique.get(key)
@@ -166,39 +166,30 @@ class Transaction(ForkWork):
         """
         self._check_open()
         self.conversation(conversation_id)
-        number = self._session.line.draw_id()
-        kind = entry_kind(value) if kind is None else check_name(kind, "kind")
-        session = self._session
-        limit = session.settings.value_bytes_max
-        data_text = (
-            None
-            if value is None
-            else session.codec.encode_text(value, path=f"$<{kind}>", bytes_max=limit)
+        encoded = encode_entry(
+            self._session, value, kind=kind, messages=messages, head=head, edits=edits
         )
-        messages_text = None
-        # An iterator can be walked once, and is always true.
-        messages, edits = _listed("messages", messages), _listed("edits", edits)
-        if messages:
-            encoded = _codec.encode_messages(messages, path="$.messages")
-            messages_text = _json.dumps(encoded, path="$.messages", bytes_max=limit)
-            # Read as it will be: what could be written but not read again is refused here.
-            messages = _codec.decode_messages(_json.loads_stored(messages_text), path="$.messages")
-        edits_text = None
-        if edits:
-            for place, edit in enumerate(edits):
-                if not isinstance(edit, Edit):
-                    raise InvalidArgumentError(
-                        f"edits[{place}]", "expected an Edit, as in Edit(target=id)", show(edit)
-                    )
-                self._check_entry(conversation_id, edit.target)
-            encoded = _codec.encode_edits(edits, path="$.edits")
-            edits_text = _json.dumps(encoded, path="$.edits", bytes_max=limit)
-            edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
-        self.check_images(messages, *(edit.messages or () for edit in edits))
-        if head is not None:
-            head = head or number
-            if head != number:
-                self._check_entry(conversation_id, head)
+        self.check_entry(conversation_id, encoded)
+        return self.append_encoded(conversation_id, encoded)
+
+    def check_entry(self, conversation_id: int, encoded: EncodedEntry) -> None:
+        """Refuse what an entry refers to and the session does not have.
+
+        Raises:
+            NotFoundError: No such entry in the history, or no bytes of an image.
+        """
+        for edit in encoded.edits:
+            self._check_entry(conversation_id, edit.target)
+        self.check_images(encoded.messages, *(edit.messages or () for edit in encoded.edits))
+        if encoded.head is not None and encoded.head != 0:
+            self._check_entry(conversation_id, encoded.head)
+
+    def append_encoded(self, conversation_id: int, encoded: EncodedEntry) -> int:
+        """Append what `check_entry` has checked, in this commit or in one before it."""
+        self._check_open()
+        session = self._session
+        number = session.line.draw_id()
+        head = number if encoded.head == 0 else encoded.head
         at_us = session.clock.now_us()
         self.writes.append(
             (
@@ -207,27 +198,28 @@ class Transaction(ForkWork):
                     number,
                     conversation_id,
                     self.seq,
-                    kind,
+                    encoded.kind,
                     self._by_task,
                     head,
-                    edits_text,
-                    messages_text,
-                    data_text,
+                    encoded.edits_text,
+                    encoded.messages_text,
+                    encoded.data_text,
                     at_us,
                 ),
             )
         )
+        data_text = encoded.data_text
         self.entries = self.entries or []
         self.entries.append(
             Entry(
                 id=number,
                 conversation_id=conversation_id,
                 seq=self.seq,
-                kind=kind,
-                messages=messages,
+                kind=encoded.kind,
+                messages=encoded.messages,
                 data=None if data_text is None else _json.loads_stored(data_text),
                 head=head,
-                edits=edits,
+                edits=encoded.edits,
                 by_task=self._by_task,
                 at_us=at_us,
                 decode=session.codec.decode,
@@ -258,13 +250,28 @@ class Transaction(ForkWork):
                 raise NotFoundError("entry", entry_id, place=f"conversation {conversation_id}")
         return place
 
-    def _newest_entry(self, conversation_id: int) -> int | None:
+    def newest_entry(self, conversation_id: int) -> int | None:
         """The newest entry of a history, as staged so far; None where it is empty."""
         for member, cut in lineage(conversation_id, self.conversation):
             for entry in reversed(self.entries):
                 if entry.conversation_id == member and (cut is None or entry.id < cut):
                     return entry.id
             found = self._session.staged_newest(member, cut)
+            if found is not None:
+                return found
+        return None
+
+    def context_start(self, conversation_id: int) -> int | None:
+        """Where the newest head of a history lets the context start, as staged so far, or None."""
+        for member, cut in lineage(conversation_id, self.conversation):
+            for entry in reversed(self.entries):
+                if (
+                    entry.head is not None
+                    and entry.conversation_id == member
+                    and (cut is None or entry.id < cut)
+                ):
+                    return entry.head
+            found = self._session.staged_head(member, cut)
             if found is not None:
                 return found
         return None
@@ -309,7 +316,7 @@ class Transaction(ForkWork):
                     raise InvalidArgumentError("key", problem, show(key))
                 return found
         if at is None:
-            at, home, seq = self._newest_entry(parent_id), parent_id, None
+            at, home, seq = self.newest_entry(parent_id), parent_id, None
         else:
             home, seq = self._check_entry(parent_id, at)
         made = self.add_conversation(

@@ -2,7 +2,6 @@
 
 from pidurable.agent._script import (
     Cut as Cut,
-    Defer as Defer,
     Expect as Expect,
     ScriptedCall as ScriptedCall,
     ScriptedError as ScriptedError,

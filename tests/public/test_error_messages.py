@@ -25,16 +25,13 @@ CLASSES = [
 EXAMPLES: dict[str, list[PidurableError]] = {
     "PidurableError": [PidurableError("any of these")],
     "AbortRequestedError": [errors.AbortRequestedError(7, "user")],
-    "AlreadyDecidedError": [
-        errors.AlreadyDecidedError(12, "granted", None, "ann"),
-        errors.AlreadyDecidedError(12, "closed", "aborted"),
-    ],
     "CommandFailedError": [errors.CommandFailedError("k", "OSError", "no space left")],
     "CommitBodyTimeoutError": [
         errors.CommitBodyTimeoutError(10.0, "task 7"),
         errors.CommitBodyTimeoutError(0.5),
     ],
     "ConversationBusyError": [errors.ConversationBusyError(1, 7)],
+    "NothingToContinueError": [errors.NothingToContinueError(1)],
     "ConversationFullError": [errors.ConversationFullError(1, 1000)],
     "DefinitionError": [
         errors.DefinitionError("Payment.charge", "it is not async", "Write: async def charge(...)")
