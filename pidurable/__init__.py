@@ -20,6 +20,15 @@ if TYPE_CHECKING:
         ModelInfo as ModelInfo,
         Prices as Prices,
     )
+    from pidurable.agent._decisions import (
+        Decision as Decision,
+        Deny as Deny,
+        Happened as Happened,
+        Interrupted as Interrupted,
+        Once as Once,
+        Pattern as Pattern,
+        Rerun as Rerun,
+    )
     from pidurable.agent._default_models import default_models as default_models
     from pidurable.agent._documents import (
         AgentDocument as AgentDocument,
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
         UsageDocument as UsageDocument,
     )
     from pidurable.agent._generation import Generation as Generation
+    from pidurable.agent._grants import Grant as Grant, GrantsDocument as GrantsDocument
     from pidurable.agent._hooks import (
         AfterResponse as AfterResponse,
         AfterTool as AfterTool,
@@ -50,6 +60,8 @@ if TYPE_CHECKING:
         ToolHooks as ToolHooks,
     )
     from pidurable.agent._models import (
+        Deferred as Deferred,
+        DefersAnswers as DefersAnswers,
         Done as Done,
         ModelRequest as ModelRequest,
         Models as Models,
@@ -61,14 +73,24 @@ if TYPE_CHECKING:
         ToolCallDelta as ToolCallDelta,
         ToolCallStart as ToolCallStart,
     )
+    from pidurable.agent._permissions import (
+        PermissionDocument as PermissionDocument,
+        PermissionRequest as PermissionRequest,
+    )
     from pidurable.agent._provider_ai import AiProvider as AiProvider
     from pidurable.agent._services import AgentChange as AgentChange
     from pidurable.agent._tool_call import ToolTask as ToolTask
     from pidurable.harness._client import Client as Client, open_client as open_client
     from pidurable.harness._conversation import Conversation as Conversation
+    from pidurable.harness._event_json import event_json as event_json
     from pidurable.harness._events import (
+        AgentChanged as AgentChanged,
+        CompactionEnd as CompactionEnd,
+        CompactionStart as CompactionStart,
+        CompactionUpdate as CompactionUpdate,
         EntryAdded as EntryAdded,
         Event as Event,
+        InboxUpdate as InboxUpdate,
         MessageEnd as MessageEnd,
         MessageStart as MessageStart,
         MessageUpdate as MessageUpdate,
@@ -78,10 +100,13 @@ if TYPE_CHECKING:
         RunStart as RunStart,
         Snapshot as Snapshot,
         SubmissionChanged as SubmissionChanged,
+        TaskFailed as TaskFailed,
         ToolExecutionEnd as ToolExecutionEnd,
         ToolExecutionStart as ToolExecutionStart,
         ToolExecutionUpdate as ToolExecutionUpdate,
+        TurnEnd as TurnEnd,
         TurnStart as TurnStart,
+        UsageUpdate as UsageUpdate,
     )
     from pidurable.harness._move import (
         export_session as export_session,
@@ -198,6 +223,15 @@ _HOMES = {
         "ModelInfo",
         "Prices",
     ),
+    "pidurable.agent._decisions": (
+        "Decision",
+        "Deny",
+        "Happened",
+        "Interrupted",
+        "Once",
+        "Pattern",
+        "Rerun",
+    ),
     "pidurable.agent._default_models": ("default_models",),
     "pidurable.agent._documents": (
         "AgentDocument",
@@ -205,6 +239,7 @@ _HOMES = {
         "LiveDocument",
         "UsageDocument",
     ),
+    "pidurable.agent._grants": ("Grant", "GrantsDocument"),
     "pidurable.agent._generation": ("Generation",),
     "pidurable.agent._hooks": (
         "AfterResponse",
@@ -228,6 +263,8 @@ _HOMES = {
         "ToolHooks",
     ),
     "pidurable.agent._models": (
+        "Deferred",
+        "DefersAnswers",
         "Done",
         "ModelRequest",
         "Models",
@@ -239,14 +276,21 @@ _HOMES = {
         "ToolCallDelta",
         "ToolCallStart",
     ),
+    "pidurable.agent._permissions": ("PermissionDocument", "PermissionRequest"),
     "pidurable.agent._provider_ai": ("AiProvider",),
     "pidurable.agent._services": ("AgentChange",),
     "pidurable.agent._tool_call": ("ToolTask",),
     "pidurable.harness._client": ("Client", "open_client"),
     "pidurable.harness._conversation": ("Conversation",),
+    "pidurable.harness._event_json": ("event_json",),
     "pidurable.harness._events": (
+        "AgentChanged",
+        "CompactionEnd",
+        "CompactionStart",
+        "CompactionUpdate",
         "EntryAdded",
         "Event",
+        "InboxUpdate",
         "MessageEnd",
         "MessageStart",
         "MessageUpdate",
@@ -256,10 +300,13 @@ _HOMES = {
         "RunStart",
         "Snapshot",
         "SubmissionChanged",
+        "TaskFailed",
         "ToolExecutionEnd",
         "ToolExecutionStart",
         "ToolExecutionUpdate",
+        "TurnEnd",
         "TurnStart",
+        "UsageUpdate",
     ),
     "pidurable.harness._move": (
         "export_session",

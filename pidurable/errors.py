@@ -22,6 +22,7 @@
     ├── expected, decide
     │   ├── UnansweredError, OutcomeUnknownError, AbortRequestedError
     │   ├── ConversationBusyError, ConversationFullError, SignalRefusedError
+    │   ├── AlreadyDecidedError                  a permission request is not open any more
     │   ├── NothingToContinueError               the last answer is complete
     │   ├── ResultUnreadableError, ModelError
     │   └── CommandFailedError                   a command from outside was refused
@@ -52,6 +53,7 @@ import trio
 
 __all__ = [
     "AbortRequestedError",
+    "AlreadyDecidedError",
     "CommandFailedError",
     "CommitBodyTimeoutError",
     "ConversationBusyError",
@@ -467,6 +469,27 @@ class AbortRequestedError(PidurableError):
 
     def __str__(self) -> str:
         return f"task {self.task} is to be aborted ({self.reason}); this commit was not stored"
+
+
+@attrs.define(eq=False)
+class AlreadyDecidedError(PidurableError):
+    """A permission request is not open any more. Nothing was changed by this decision."""
+
+    request: int
+    state: str
+    """granted, denied, expired or closed."""
+    closed_reason: str | None = None
+    """Of a closed one: aborted, superseded or gone."""
+    by: str | None = None
+    """Who decided, where that was told."""
+
+    def __str__(self) -> str:
+        why = f" ({self.closed_reason})" if self.closed_reason else ""
+        by = f" by {show(self.by)}" if self.by else ""
+        return (
+            f"permission request {self.request} is {self.state}{why}{by}, "
+            "and this decision changes nothing"
+        )
 
 
 @attrs.define(eq=False)

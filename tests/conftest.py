@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,16 @@ settings.load_profile("pidurable")
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Before anything of the product is imported, and for every process that a test starts.
+sys.path.append(str(Path(__file__).with_name("strict")))
+import strict_guard  # noqa: E402 - found there
+
+if strict_guard.VARIABLE not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["PYTHONPATH"] = strict_guard.inherited_path()
+    _guarded = tempfile.NamedTemporaryFile(prefix="strict-", suffix=".txt")  # noqa: SIM115
+    os.environ[strict_guard.VARIABLE] = _guarded.name
+    strict_guard.watch()
 
 LONG_FILES = (
     "test_demo.py",
@@ -62,6 +74,55 @@ def _settings_of_the_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     for name in list(os.environ):
         if name.startswith("PIDURABLE_") and name != "PIDURABLE_SNAPSHOTS":
             monkeypatch.delenv(name)
+
+
+# --- the strict provider --------------------------------------------------------------------------
+
+_judged = {"requests": 0, "refusals": 0, "planned": 0}
+"""In this process and its workers, over the whole run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "refuses: its strict provider refuses a request, as planned")
+
+
+@pytest.fixture(autouse=True)
+def _no_provider_refuses_unplanned(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test whose strict provider refused a request that the test did not plan."""
+    path = Path(os.environ[strict_guard.VARIABLE])
+    before = path.stat().st_size
+    yield
+    with path.open() as file:
+        file.seek(before)
+        lines = file.read().splitlines()
+    refused = [line for line in lines if line != "ok"]
+    planned = request.node.get_closest_marker("refuses") is not None
+    _judged["requests"] += len(lines)
+    _judged["planned" if planned else "refusals"] += len(refused)
+    problem = strict_guard.verdict(refused, planned=planned)
+    if problem is not None:
+        pytest.fail(problem)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["strict provider"] = _judged
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    del error
+    # The hook is called twice for a worker that ends as it should.
+    for name, count in getattr(node, "workeroutput", {}).pop("strict provider", {}).items():
+        _judged[name] += count
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many requests were judged, over all tests and the processes that they started."""
+    figures = " ".join(f"{name}={count}" for name, count in _judged.items())
+    terminalreporter.write_line(f"strict provider: {figures}")
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from pidurable.agent._models import (
+    Deferred,
     Done,
     ModelRequest,
     Models,
+    StreamEvent,
     TextDelta,
     ThinkingDelta,
     ToolCallDelta,
     ToolCallStart,
 )
 from pidurable.agent._progress import PartialAnswer
-from pidurable.errors import ModelError, NotFoundError
+from pidurable.errors import MissingExtraError, ModelError, NotFoundError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, Settings
 from pidurable.records._messages import AssistantMessage
 from pidurable.tasks._definition import backoff
@@ -29,6 +34,12 @@ NO_MODELS = "the harness was opened without models; pass models="
 _RETRY_BASE_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 60.0
 _RETRY_JITTER = 0.5
+
+_SPREAD = 0.1
+"""The part of a wait that a provider asked for by which it may be longer: who was sent away at one
+moment is not to come back at one moment."""
+
+POLL_SECONDS_MIN = 1.0
 
 
 def no_model(models: Models | None, name: str | None) -> str | None:
@@ -44,10 +55,19 @@ def no_model(models: Models | None, name: str | None) -> str | None:
     return None
 
 
+Opening = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
+
+
 async def stream_answer(
-    session: Session, models: Models, request: ModelRequest, partial: PartialAnswer
-) -> AssistantMessage:
-    """Read the answer as it comes, show it, and return it whole.
+    session: Session, opening: Opening, model: str, partial: PartialAnswer
+) -> AssistantMessage | Deferred:
+    """Read the answer as it comes, show it, and return it whole, or what it is deferred to.
+
+    Args:
+        session: Has the settings.
+        opening: What `Models.stream` or `Models.poll` gave.
+        model: The full name of the model, for errors.
+        partial: Shows the answer as it comes.
 
     Raises:
         ModelError: There is no answer.
@@ -55,11 +75,13 @@ async def stream_answer(
     """
     received = 0
     most = session.settings.value_bytes_max
-    async with models.stream(request) as events:
+    async with opening as events:
         async for event in events:
             match event:
                 case Done(message=message):
                     return message
+                case Deferred():
+                    return event
                 case TextDelta(text=text):
                     partial.add("text", text)
                 case ThinkingDelta(text=text):
@@ -69,10 +91,22 @@ async def stream_answer(
                     pass
             received += len(text)
             if received > most:
-                detail = f"{request.model} sent more than {most} characters, and no end"
+                detail = f"{model} sent more than {most} characters, and no end"
                 raise ModelError("other", detail)
             session.failpoints.hit("CP7")
-    raise ModelError("retryable", f"the answer of {request.model} had no end")
+    raise ModelError("retryable", f"the answer of {model} had no end")
+
+
+async def cancel_deferred(
+    models: Models | None, request: ModelRequest, handle: Any, report: Callable[[str], None]
+) -> None:
+    """Tell the provider that nobody waits for a deferred answer any more, as well as may be."""
+    try:
+        if models is None:
+            raise ModelError("other", NO_MODELS)
+        await models.cancel(request, handle)
+    except (ModelError, NotFoundError, MissingExtraError) as error:
+        report(f"the deferred request to {request.model} was not cancelled: {error}")
 
 
 def next_try(
@@ -100,9 +134,26 @@ def next_try(
         seed=seed,
     )
     after = error.retry_after
-    if after is not None and not math.isnan(after):
-        delay = max(delay, after)
+    if after is None or math.isnan(after) or after < 0:
+        after = 0.0
+    wanted = max(delay, after)
     most = settings.retry_after_seconds_max
-    if delay > most:
-        return None, f"{detail} (asked to wait {delay:.0f} s, more than the {most:.0f} s allowed)"
-    return delay, detail
+    if wanted > most or math.isinf(wanted):
+        return None, f"{detail} (asked to wait {wanted:.0f} s, more than the {most:.0f} s allowed)"
+    if after > 0:
+        longest = after * (1.0 + _SPREAD)
+        jitter = _SPREAD / (1.0 + _SPREAD)
+        spread = backoff(1, base=longest, maximum=longest, jitter=jitter, seed=seed)
+        wanted = max(wanted, spread)
+    return wanted, detail
+
+
+def poll_at(now_us: int, deferred: Deferred, settings: Settings) -> datetime:
+    """When to ask for an answer that was deferred: when its provider says, within reason."""
+    seconds = min(deferred.poll_seconds, settings.retry_after_seconds_max)
+    return moment_after(now_us, max(seconds, POLL_SECONDS_MIN))
+
+
+def moment_after(now_us: int, seconds: float) -> datetime:
+    """The moment so many seconds from now, by the clock of the session."""
+    return datetime.fromtimestamp(now_us / 1e6, UTC) + timedelta(seconds=seconds)

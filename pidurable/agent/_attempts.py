@@ -33,7 +33,7 @@ from pidurable.records._messages import (
 from pidurable.tasks._errors import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from pidurable.agent._models import Models
     from pidurable.agent._services import AgentServices
@@ -110,6 +110,26 @@ def append_attempt(
     )
 
 
+def append_deferred(
+    tx: TreeTransaction, conversation_id: int, blocks: Sequence[dict[str, str]], *, model: str
+) -> int:
+    """Say that a provider has deferred its answer; no request shows it. It is charged later."""
+    return tx.append(
+        conversation_id,
+        kind="pi.assistant",
+        messages=[
+            AssistantMessage(
+                blocks=_plain_blocks(blocks),
+                status="deferred",
+                stop_reason="stop",
+                model=model,
+                usage=Usage(),
+                at_us=tx.now_us(),
+            )
+        ],
+    )
+
+
 def keep_partial(
     tx: TreeTransaction,
     services: AgentServices,
@@ -170,21 +190,28 @@ def append_result(
     )
 
 
-def close_round(tx: TreeTransaction, conversation_id: int, assistant: int) -> set[int]:
-    """Give every call of a round whose task ended without a result its error result.
+def close_round(
+    tx: TreeTransaction,
+    conversation_id: int,
+    assistant: int,
+    never_started: Iterable[tuple[int, str]] = (),
+) -> None:
+    """Give every call of a round that has none its error result, in call order.
 
-    Returns:
-        The indexes of these calls.
+    Args:
+        tx: The commit that ends the round.
+        conversation_id: Where it was made.
+        assistant: The entry of its answer.
+        never_started: Index and name of the calls without a result, where the round is aborted.
+            Without them only those get one whose task ended without a result.
     """
-    closed: set[int] = set()
+    missing = {index: (name, *_ENDED_WITHOUT_RESULT["aborted"]) for index, name in never_started}
     for slot in read_doc(tx, LiveDocument, conversation_id)["calls"]:
         ended = _ENDED_WITHOUT_RESULT.get(slot["status"])
         if ended is not None:
-            code, text = ended
-            call = (assistant, slot["index"])
-            append_result(tx, conversation_id, call, slot["name"], code=code, text=text)
-            closed.add(slot["index"])
-    return closed
+            missing[slot["index"]] = (slot["name"], *ended)
+    for index, (name, code, text) in sorted(missing.items()):
+        append_result(tx, conversation_id, (assistant, index), name, code=code, text=text)
 
 
 def no_such_tool(name: str, offered: Collection[str]) -> str:

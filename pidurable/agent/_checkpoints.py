@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from pidurable.agent._inbox import GenerationInput
@@ -36,10 +38,21 @@ class Retry:
 
 
 @attrs.frozen(kw_only=True)
+class Poll:
+    """The provider has deferred its answer to this request, and is to be asked for it."""
+
+    request: Request
+    handle: Any
+    """By what the provider finds the request again."""
+
+
+@attrs.frozen(kw_only=True)
 class Tools:
     """The answer of entry `assistant` is stored, its calls are running."""
 
     assistant: int
+    queued: tuple[int, ...] = ()
+    """In a sequential round: the indexes of the calls that are still to be created."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +63,7 @@ class GenerationResult:
     next: int | None = None
 
 
-Checkpoint = Prepare | Request | Retry | Tools
+Checkpoint = Prepare | Request | Retry | Poll | Tools
 GenerationContext = TaskContext[GenerationInput, Checkpoint, GenerationResult]
 Tx = TaskTransaction[Checkpoint, GenerationResult]
 

@@ -46,7 +46,7 @@ class LiveDocument:
     """{"blocks": [...]} of the answer that is being streamed, or None."""
     calls: list[Any] = attrs.Factory(list)
     """One object a call of this round: index, task, name, status, held_by, output_tail, details,
-    diagnostics."""
+    diagnostics. While one is `queued`, behind others of a sequential round, it has no task yet."""
     retry: Any = None
     """{"try_number", "until_us", "error"} while a failed request waits for its next try."""
     compactions: list[Any] = attrs.Factory(list)
@@ -110,13 +110,13 @@ def patch_live(tx: Transaction, conversation_id: int, ops: list[Any]) -> None:
     tx.patch_doc(definition_of(LiveDocument), address_of(LiveDocument, conversation_id), ops)
 
 
-def call_slot(*, index: int, task_id: int, name: str) -> dict[str, Any]:
-    """The object in `calls` of a call that has just been made."""
+def call_slot(*, index: int, task_id: int | None, name: str) -> dict[str, Any]:
+    """The object in `calls` of a call that has just been made; without a task it waits its turn."""
     return {
         "index": index,
-        "task": int(task_id),
+        "task": None if task_id is None else int(task_id),
         "name": name,
-        "status": "running",
+        "status": "running" if task_id is not None else "queued",
         "held_by": None,
         "output_tail": "",
         "details": None,

@@ -2,27 +2,36 @@
 
 ::
 
-    prepare --> request --> (answer) completed
-                  |  ^--- retry      the run ends, or the next begins
-                  v
-                tools --> completed  the next generation takes the run over
+    prepare --> request --> (answer) completed    the run ends, or the next begins
+      ^           | |  ^
+      +-- retry --+ |  +--> poll                  the provider answers later
+                    v
+                  tools --> completed             the next generation takes the run over
 
 What a crash costs: in prepare nothing; in request the request is sent again exactly as fixed, the
-committed partial text is kept as an aborted entry and its estimated usage is charged; in retry and
-tools nothing.
+committed partial text is kept as an aborted entry and its estimated usage is charged; in retry,
+poll and tools nothing.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Awaitable, Callable
 from typing import final
 
 import attrs
 
-from pidurable.agent._ask import NO_MODELS, next_try, no_model
+from pidurable.agent._ask import (
+    NO_MODELS,
+    cancel_deferred,
+    moment_after,
+    next_try,
+    no_model,
+    poll_at,
+    stream_answer,
+)
 from pidurable.agent._attempts import (
     append_attempt,
-    append_result,
+    append_deferred,
     close_round,
     estimated_usage,
     keep_partial,
@@ -32,6 +41,7 @@ from pidurable.agent._checkpoints import (
     Checkpoint,
     GenerationContext,
     GenerationResult,
+    Poll,
     Prepare,
     Request,
     Retry,
@@ -47,7 +57,7 @@ from pidurable.agent._documents import (
 )
 from pidurable.agent._hooks import GenerationHooks
 from pidurable.agent._inbox import GenerationInput, end_run
-from pidurable.agent._models import ModelRequest
+from pidurable.agent._models import Deferred, ModelRequest
 from pidurable.agent._progress import PartialAnswer
 from pidurable.agent._prompt import (
     build_request,
@@ -58,8 +68,8 @@ from pidurable.agent._prompt import (
     told_by,
     with_images,
 )
-from pidurable.agent._refused_images import answer_without_refused
-from pidurable.agent._round import begin_round, end_round
+from pidurable.agent._refused_images import Asked, answer_without_refused
+from pidurable.agent._round import begin_round, end_round, start_next_call
 from pidurable.agent._services import AgentServices
 from pidurable.errors import (
     DocumentTooLargeError,
@@ -70,7 +80,7 @@ from pidurable.errors import (
 )
 from pidurable.records._entries import Entry
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
-from pidurable.records._messages import AssistantMessage
+from pidurable.records._messages import AssistantMessage, Usage
 from pidurable.session._context import ModelContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
@@ -82,6 +92,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     name = "pi.generation"
     version = 1
+    on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = GenerationHooks
 
     def __init__(self, services: AgentServices) -> None:
@@ -134,20 +145,64 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         services = self._services
         models = services.models
         # As it was fixed: what came after the cutoff, a head too, is for the next request.
-        context = await self._services.session.context(ctx.conversation_id, at.cutoff)
+        context = await services.session.context(ctx.conversation_id, at.cutoff)
         request = _fixed_request(at, context)
         await self._keep_leftover(at, ctx, request)
         if models is None:
             await self._end_unanswered(ctx, "no_model", NO_MODELS)
             return
-        request = await with_images(self._services.session, request)
-        partial = PartialAnswer(services.progress, ctx.conversation_id, ctx.task_id)
+        request = await with_images(services.session, request)
+
+        async def ask(partial: PartialAnswer) -> Asked:
+            return await answer_without_refused(services.session, models, context, request, partial)
+
+        await self._ask(at, ctx, request, ask)
+
+    @phase
+    async def poll(self, at: Poll, ctx: GenerationContext) -> None:
+        """Ask for the answer that the provider had deferred."""
+        services = self._services
+        models = services.models
+        request = await self._request_of(at.request, ctx)
+        await self._keep_leftover(at.request, ctx, request)
+        if models is None:
+            await self._end_unanswered(ctx, "no_model", NO_MODELS)
+            return
+
+        async def ask(partial: PartialAnswer) -> Asked:
+            opening = models.poll(request, at.handle)
+            return await stream_answer(services.session, opening, request.model, partial), None
+
+        await self._ask(at.request, ctx, request, ask, deferred=at)
+
+    async def _request_of(self, at: Request, ctx: GenerationContext) -> ModelRequest:
+        context = await self._services.session.context(ctx.conversation_id, at.cutoff)
+        return _fixed_request(at, context)
+
+    async def _ask(
+        self,
+        at: Request,
+        ctx: GenerationContext,
+        request: ModelRequest,
+        ask: Callable[[PartialAnswer], Awaitable[Asked]],
+        *,
+        deferred: Poll | None = None,
+    ) -> None:
+        """Ask once, and store in one commit what came of it and what follows.
+
+        Args:
+            at: The request as it was fixed.
+            ctx: The generation.
+            request: What is sent.
+            ask: Asks, and shows the answer as it comes.
+            deferred: Where the provider had deferred its answer: it is asked for again if it could
+                not be told this time.
+        """
+        partial = PartialAnswer(self._services.progress, ctx.conversation_id, ctx.task_id)
         try:
-            answer, refusal = await answer_without_refused(
-                services.session, models, context, request, partial
-            )
+            answer, refusal = await ask(partial)
         except ModelError as error:
-            await self._failed(at, ctx, error, request, partial)
+            await self._failed(at, ctx, error, request, partial, deferred)
             return
         except (MissingExtraError, NotFoundError) as missing:
             await self._end_unanswered(ctx, "no_model", str(missing))
@@ -159,7 +214,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             async with ctx.commit() as tx:
                 if refusal is not None:
                     refusal.keep(tx, ctx.conversation_id, at.model)
-                self._store_answer(tx, ctx, answer, offered)
+                if isinstance(answer, Deferred):
+                    self._store_deferred(tx, ctx, at, answer, partial, again=deferred is not None)
+                else:
+                    self._store_answer(tx, ctx, answer, offered)
         except (NotJsonError, DocumentTooLargeError) as too_much:
             # Larger than any value may be, or more calls than can be shown: the model's fault,
             # never the store's.
@@ -167,6 +225,23 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             await self._failed(at, ctx, refused, request, partial)
             return
         self._services.session.failpoints.hit("CP1")
+
+    def _store_deferred(
+        self,
+        tx: Tx,
+        ctx: GenerationContext,
+        at: Request,
+        deferred: Deferred,
+        partial: PartialAnswer,
+        *,
+        again: bool,
+    ) -> None:
+        """The provider answers later: an entry says so, once, and the next poll is due."""
+        if not again:
+            append_deferred(tx, ctx.conversation_id, partial.blocks(), model=at.model)
+        update_doc(tx, LiveDocument, ctx.conversation_id, partial=None, retry=None)
+        until = poll_at(self._services.session.clock.now_us(), deferred, ctx.settings)
+        tx.wait(then=Poll(request=at, handle=deferred.handle), deadline=until)
 
     def _store_answer(
         self, tx: Tx, ctx: GenerationContext, answer: AssistantMessage, offered: set[str]
@@ -181,7 +256,14 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             end_run(self._services.session, tx, conversation, run_of(ctx), answer=entry)
             tx.complete(GenerationResult(assistant=entry))
             return
-        begin_round(tx, ctx, answer, entry, offered)
+        sequential = self._is_sequential(ctx, answer)
+        begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
+
+    def _is_sequential(self, ctx: GenerationContext, answer: AssistantMessage) -> bool:
+        """Whether the calls of an answer run one after the other: one of their tools asks so."""
+        agent = self._services.resolve(ctx.conversation_id)
+        called = [agent.tool(call.name) for call in answer.tool_calls]
+        return any(tool is not None and tool.sequential for tool in called)
 
     async def _keep_leftover(
         self, at: Request, ctx: GenerationContext, request: ModelRequest
@@ -210,6 +292,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         error: ModelError,
         request: ModelRequest,
         partial: PartialAnswer,
+        deferred: Poll | None = None,
     ) -> None:
         """A request failed: try again later if that may help, else end the run."""
         session = self._services.session
@@ -238,16 +321,20 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 end_run(session, tx, conversation, run_of(ctx), reason=reason, detail=detail)
                 tx.fail(detail, detail={"reason": reason, "kind": error.kind})
                 return
-            until = datetime.fromtimestamp(session.clock.now_us() / 1e6, UTC) + timedelta(
-                seconds=delay
-            )
+            until = moment_after(session.clock.now_us(), delay)
             retry = {
                 "try_number": at.tries + 1,
                 "until_us": int(until.timestamp() * 1e6),
                 "error": detail,
             }
             update_doc(tx, LiveDocument, conversation, partial=None, retry=retry)
-            tx.wait(then=Retry(tries=at.tries + 1), deadline=until)
+            tries = at.tries + 1
+            if deferred is None:
+                tx.wait(then=Retry(tries=tries), deadline=until)
+            else:
+                # What the provider works on is not to be begun again: only the asking failed.
+                request_again = attrs.evolve(at, tries=tries)
+                tx.wait(then=attrs.evolve(deferred, request=request_again), deadline=until)
 
     async def _end_unanswered(self, ctx: GenerationContext, reason: str, detail: str) -> None:
         """End the run without an answer, for a reason that no retry would change."""
@@ -274,9 +361,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     @phase
     async def tools(self, at: Tools, ctx: GenerationContext) -> None:
-        """Every call is terminal: place what waits, let the next generation take the run over."""
+        """Every call that was created is terminal: create the next one, or end the round."""
         async with ctx.commit() as tx:
-            end_round(tx, ctx, at.assistant)
+            if at.queued:
+                start_next_call(tx, ctx, at)
+            else:
+                end_round(tx, ctx, at.assistant)
 
     # --- abort ---------------------------------------------------------------------------
 
@@ -286,35 +376,31 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         session = self._services.session
         entries: list[Entry] = []
         sent = 0
-        if isinstance(at, Request):
-            context = await session.context(conversation, at.cutoff)
-            sent = request_characters(_fixed_request(at, context))
+        asked = at.request if isinstance(at, Poll) else at
+        if isinstance(asked, Request):
+            request = await self._request_of(asked, ctx)
+            sent = request_characters(request)
+            if isinstance(at, Poll):
+                await cancel_deferred(self._services.models, request, at.handle, ctx.report)
         elif isinstance(at, Tools):
             entries = await session.context_entries(conversation)
         async with ctx.commit() as tx:
-            if isinstance(at, Request):
+            if isinstance(asked, Request):
                 keep_partial(
                     tx,
                     self._services,
                     conversation,
                     ctx.task_id,
-                    model=at.model,
+                    model=asked.model,
                     why="the run was aborted",
                     sent_characters=sent,
                 )
+            if isinstance(at, Poll):
+                # It may have been worked on all the time; how much it took is not known.
+                add_usage(tx, conversation, Usage(requests=1), model=at.request.model)
             if isinstance(at, Tools):
-                closed = close_round(tx, conversation, at.assistant)
-                for index, name in open_calls(entries, at.assistant):
-                    if index in closed:
-                        continue
-                    append_result(
-                        tx,
-                        conversation,
-                        (at.assistant, index),
-                        name,
-                        code="aborted",
-                        text="The call was aborted before it started.",
-                    )
+                open = open_calls(entries, at.assistant)
+                close_round(tx, conversation, at.assistant, never_started=open)
             end_run(
                 self._services.session,
                 tx,

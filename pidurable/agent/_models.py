@@ -2,7 +2,8 @@
 
 Providers differ and misbehave; what leaves `Models.stream` does not. Holds for every stream:
 
-* it ends with exactly one `Done`, or raises `ModelError` (retryable, overflow, auth or other);
+* it ends with exactly one `Done`, or raises `ModelError` (retryable, overflow, auth or other); a
+  provider that answers later ends it with one `Deferred`;
 * a stream that just stops, falls silent, or answers nothing is a retryable error, never an answer;
 * every text is storable (no lone surrogates, no NUL), also where a pair was split over two deltas;
 * usage is finite and never negative, whatever the provider counted;
@@ -66,6 +67,8 @@ from pidurable.records._messages import (
 )
 
 __all__ = [
+    "Deferred",
+    "DefersAnswers",
     "Done",
     "ListsModels",
     "Model",
@@ -88,6 +91,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("pidurable.models")
+
+_CANCEL_SECONDS_MAX = 10.0
+"""Whoever aborts a run waits for this."""
 
 _COUNT_MAX = 2**53
 """A provider that counts more tokens than this is wrong; the number is dropped."""
@@ -186,7 +192,20 @@ class Done:
     message: AssistantMessage
 
 
-StreamEvent = TextDelta | ThinkingDelta | ToolCallStart | ToolCallDelta | Done
+@attrs.frozen
+class Deferred:
+    """The last event, in the place of `Done`: the provider answers later, and must be asked again.
+
+    Only a provider that is a `DefersAnswers` may send it.
+    """
+
+    handle: JsonValue
+    """By what the provider finds the request again; stored, and given to `poll` and `cancel`."""
+    poll_seconds: float
+    """When to ask, in seconds from now."""
+
+
+StreamEvent = TextDelta | ThinkingDelta | ToolCallStart | ToolCallDelta | Done | Deferred
 
 
 class Provider(Protocol):
@@ -219,6 +238,29 @@ class ListsModels(Protocol):
 
     def has_model(self, model_id: str) -> bool:
         """Tell whether this provider serves the model."""
+        ...
+
+
+@runtime_checkable
+class DefersAnswers(Provider, Protocol):
+    """A provider that may answer later: its stream may end with `Deferred`.
+
+    Both methods are given the request as it was sent, also by another process than the one that
+    sent it. They need nothing but the handle to find it again.
+    """
+
+    def poll(
+        self, request: ModelRequest, handle: JsonValue
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Open the answer, as `stream` does; its events end with `Deferred` if there is none yet.
+
+        Raises:
+            ModelError: There is none, or the provider cannot be asked now (retryable).
+        """
+        ...
+
+    async def cancel(self, request: ModelRequest, handle: JsonValue) -> None:
+        """Tell the provider that nobody waits for the answer any more."""
         ...
 
 
@@ -336,6 +378,27 @@ def _checked_answer(message: AssistantMessage) -> AssistantMessage:
     return attrs.evolve(message, blocks=blocks, stop_reason=stop, usage=_clean_usage(message.usage))
 
 
+def _checked_deferred(event: Deferred, provider: Provider, request: ModelRequest) -> Deferred:
+    """Return the event, storable, with a moment that makes sense.
+
+    Raises:
+        ModelError: Nobody could ever ask for this answer.
+    """
+    if not isinstance(provider, DefersAnswers):
+        detail = f"{request.model} deferred its answer, but its provider cannot be asked for it"
+        raise ModelError("other", detail)
+    try:
+        handle = check_json(event.handle, "$.handle")
+    except NotJsonError as error:
+        detail = f"{request.model} deferred its answer under a handle that is no JSON: {error}"
+        raise ModelError("other", detail) from error
+    seconds = event.poll_seconds
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or math.isnan(seconds) or seconds < 0:
+        seconds = 0.0
+    return Deferred(handle, float(seconds))
+
+
 # --- models -----------------------------------------------------------------------------------
 
 
@@ -417,11 +480,13 @@ class Models:
             raise NotFoundError("model", name, 'Models are named "provider/model".')
         return provider, model_id
 
-    @asynccontextmanager
-    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+    def stream(
+        self, request: ModelRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
         """Ask a model and read its answer as it comes.
 
-        The events end with `Done`. Leaving the block early, or being cancelled in it, ends the
+        The events end with `Done`, or with `Deferred` if the provider answers later: see `poll`.
+        Leaving the block early, or being cancelled in it, ends the
         request at once and closes its connection. Nothing is retried.
 
         Raises:
@@ -431,14 +496,65 @@ class Models:
             NotFoundError: No such model; nothing was sent.
             MissingExtraError: The provider's library is not installed; nothing was sent.
         """
+        return self._open(request, None)
+
+    def poll(
+        self, request: ModelRequest, handle: JsonValue
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Ask for an answer that was deferred, and read it as it comes.
+
+        As `stream`: the events end with `Done`, or with `Deferred` if there is no answer yet.
+
+        Args:
+            request: As it was sent.
+            handle: What came with the last `Deferred`.
+
+        Raises:
+            ModelError: As for `stream`; also if the provider does not defer answers (any more).
+            NotFoundError: No such model.
+            MissingExtraError: The provider's library is not installed.
+        """
+        return self._open(request, (handle,))
+
+    async def cancel(self, request: ModelRequest, handle: JsonValue) -> None:
+        """Tell a provider that nobody waits for a deferred answer any more.
+
+        Raises:
+            ModelError: It could not be told, or took longer than 10 s to listen.
+            NotFoundError: No such model.
+            MissingExtraError: The provider's library is not installed.
+        """
+        provider = self._deferring(request)
+        seconds = min(self._silence, _CANCEL_SECONDS_MAX)
+        with trio.move_on_after(seconds) as scope, _classified(provider):
+            await provider.cancel(request, handle)
+        if scope.cancelled_caught:
+            detail = f"{request.model} did not confirm for {seconds:g} s that it gave up"
+            raise ModelError("retryable", detail)
+
+    def _deferring(self, request: ModelRequest) -> DefersAnswers:
+        provider, _ = self._find(request.model)
+        if not isinstance(provider, DefersAnswers):
+            raise ModelError("other", f"the provider of {request.model} does not defer answers")
+        return provider
+
+    @asynccontextmanager
+    async def _open(
+        self, request: ModelRequest, handle: tuple[JsonValue] | None
+    ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+        """Open an answer, or with a handle one that was deferred."""
         model = self.resolve(request.model)
         provider, _ = self._find(request.model)
+        deferring = None if handle is None else self._deferring(request)
         # One scope round the whole block, which is cancelled only while the provider is waited for:
         # it may hold a nursery open in its block, so a scope of its own for the opening would cross
         # that, and one for each event would cost more than all else that is done with it.
         with trio.CancelScope(deadline=trio.current_time() + self._silence) as scope:
             with _classified(provider):
-                manager = provider.stream(request)
+                if deferring is None or handle is None:
+                    manager = provider.stream(request)
+                else:
+                    manager = deferring.poll(request, handle[0])
                 events = await manager.__aenter__()
             scope.deadline = math.inf
             opened = _Opened(manager, provider)
@@ -482,6 +598,11 @@ class Models:
                     usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
                     opened.answered = True
                     yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
+                    return
+                case Deferred():
+                    deferred = _checked_deferred(event, opened.provider, request)
+                    opened.answered = True
+                    yield deferred
                     return
                 case TextDelta(text=piece):
                     if cleaned := text.push(piece):

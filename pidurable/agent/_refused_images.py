@@ -14,7 +14,7 @@ import attrs
 
 from pidurable.agent._ask import stream_answer
 from pidurable.agent._attempts import append_attempt
-from pidurable.agent._models import ModelRequest, Models
+from pidurable.agent._models import Deferred, ModelRequest, Models
 from pidurable.agent._progress import PartialAnswer
 from pidurable.errors import ModelError
 from pidurable.records._entries import Edit
@@ -55,13 +55,17 @@ class Refusal:
         tx.append(conversation_id, kind="pi.note", edits=self.edits)
 
 
+Asked = tuple[AssistantMessage | Deferred, Refusal | None]
+"""What came of asking: an answer, and what had been refused before it."""
+
+
 async def answer_without_refused(
     session: Session,
     models: Models,
     context: ModelContext,
     request: ModelRequest,
     partial: PartialAnswer,
-) -> tuple[AssistantMessage, Refusal | None]:
+) -> Asked:
     """Stream an answer; if the provider refuses the request over its images, one without them.
 
     Args:
@@ -77,7 +81,7 @@ async def answer_without_refused(
         NotFoundError, MissingExtraError: No such model; nothing was sent.
     """
     try:
-        return await stream_answer(session, models, request, partial), None
+        return await stream_answer(session, models.stream(request), request.model, partial), None
     except ModelError as error:
         refused = _newest_images(context)
         if error.kind != "other" or partial.characters or not refused:
@@ -89,7 +93,7 @@ async def answer_without_refused(
     images = {name: data for name, data in request.images.items() if name not in refused}
     smaller = attrs.evolve(request, messages=messages, images=images)
     try:
-        answer = await stream_answer(session, models, smaller, partial)
+        answer = await stream_answer(session, models.stream(smaller), smaller.model, partial)
     except ModelError as error:
         raise (first if error.kind == "other" else error) from error
     return answer, Refusal(detail=first.detail, edits=_edits(context, refused))

@@ -1,7 +1,9 @@
 """Rounds: the calls of one answer, from their creation to the turn that follows them.
 
 A round begins in the commit that stores its answer and ends when every call is terminal. Nothing
-that the model sees is ever placed in between.
+that the model sees is ever placed in between. In a sequential round the calls are created one after
+the other; which of them are still to come is part of the checkpoint, so a crash between two loses
+none, and starts none twice.
 """
 
 from __future__ import annotations
@@ -11,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pidurable.agent._attempts import append_result, close_round, no_such_tool
 from pidurable.agent._boundaries import GenerationInput, place_after_round
 from pidurable.agent._checkpoints import GenerationContext, GenerationResult, Tools, Tx, run_of
-from pidurable.agent._documents import LiveDocument, call_slot, update_doc
+from pidurable.agent._documents import LiveDocument, call_slot, read_doc, update_doc
+from pidurable.records._messages import AssistantMessage, ToolCallBlock
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from pidurable.records._messages import AssistantMessage
 
 
 def begin_round(
@@ -25,6 +26,8 @@ def begin_round(
     answer: AssistantMessage,
     entry: int,
     offered: Collection[str],
+    *,
+    sequential: bool,
 ) -> None:
     """Create a task for each call that the request had offered, and wait for them.
 
@@ -37,29 +40,53 @@ def begin_round(
         answer: Has calls.
         entry: The entry of the answer.
         offered: The names of the tools that the request declared.
+        sequential: Create only the first one now, and each other one when the last has ended.
     """
-    from pidurable.agent._tool_call import ToolInput, ToolTask
-
     conversation = ctx.conversation_id
     slots: list[Any] = []
     ids: list[int] = []
+    queued: list[int] = []
     for index, call in enumerate(answer.tool_calls):
         if call.name not in offered:
             text = no_such_tool(call.name, offered)
             place = (entry, index)
             append_result(tx, conversation, place, call.name, code="tool_unavailable", text=text)
             continue
-        task = tx.create_task(
-            ToolTask,
-            ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
-        )
-        ids.append(task)
+        task: int | None = None
+        if sequential and ids:
+            queued.append(index)
+        else:
+            task = _create_call(tx, entry, index, call)
+            ids.append(task)
         slots.append(call_slot(index=index, task_id=task, name=call.name))
     if not ids:
         next_turn(tx, ctx, entry)
         return
     update_doc(tx, LiveDocument, conversation, partial=None, calls=slots, retry=None)
-    tx.wait(then=Tools(assistant=entry), on=ids)
+    tx.wait(then=Tools(assistant=entry, queued=tuple(queued)), on=ids)
+
+
+def _create_call(tx: Tx, entry: int, index: int, call: ToolCallBlock) -> int:
+    from pidurable.agent._tool_call import ToolInput, ToolTask
+
+    return tx.create_task(
+        ToolTask,
+        ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
+    )
+
+
+def start_next_call(tx: Tx, ctx: GenerationContext, at: Tools) -> None:
+    """In a sequential round: the last call has ended, so create the next one and wait for it."""
+    index, *rest = at.queued
+    (answer,) = ctx.snapshot.entry(at.assistant).messages
+    assert isinstance(answer, AssistantMessage)
+    task = _create_call(tx, at.assistant, index, answer.tool_calls[index])
+    calls = [
+        {**slot, "task": int(task), "status": "running"} if slot["index"] == index else slot
+        for slot in read_doc(tx, LiveDocument, ctx.conversation_id)["calls"]
+    ]
+    update_doc(tx, LiveDocument, ctx.conversation_id, calls=calls)
+    tx.wait(then=Tools(assistant=at.assistant, queued=tuple(rest)), on=[task])
 
 
 def end_round(tx: Tx, ctx: GenerationContext, assistant: int) -> None:

@@ -33,6 +33,7 @@ from pidurable.records._messages import (
 
 __all__ = [
     "Cut",
+    "Defer",
     "Expect",
     "RequestView",
     "Script",
@@ -151,6 +152,18 @@ class Stall:
 
 
 @attrs.frozen(kw_only=True)
+class Defer:
+    """The answer comes later, and has to be asked for."""
+
+    polls: int = attrs.field(default=1, validator=v.ge(1))
+    """Which time of asking gives the answer."""
+    seconds: float = attrs.field(default=30.0, validator=v.ge(0))
+    """Until it may be asked for again."""
+    error: ScriptedError | None = None
+    """What the first time of asking gives instead; it is not counted."""
+
+
+@attrs.frozen(kw_only=True)
 class Expect:
     """What the request must hold; otherwise the request fails and the script says so."""
 
@@ -241,6 +254,9 @@ class Step:
     error: ScriptedError | None = None
     cut: Cut | None = None
     stall: Stall | None = None
+    defer: Defer | None = None
+    """Without a fault: answer later, when asked again. What the answer is, is said here all the
+    same."""
     times: int | None = attrs.field(default=None, validator=v.optional(v.gt(0)))
     """How often the fault happens before the answer comes; None: once, or for ever if the step
     has no answer."""
@@ -340,6 +356,7 @@ _NESTED: dict[str, type[Any]] = {
     "error": ScriptedError,
     "cut": Cut,
     "stall": Stall,
+    "defer": Defer,
     "expect": Expect,
     "when": When,
     "usage": Usage,
@@ -348,10 +365,17 @@ _NESTED: dict[str, type[Any]] = {
 
 
 def _shorthand(name: str, value: Any) -> Any:
-    """Return the mapping that a short form stands for: `error: auth`, `cut: 2`, `when: hello`."""
+    """Return the mapping that a short form stands for: `error: auth`, `cut: 2`, `defer: 3`."""
     if isinstance(value, bool | float) or not isinstance(value, int | str):
         return value
-    short = {"error": "kind", "cut": "after", "stall": "after", "expect": "user", "when": "user"}
+    short = {
+        "error": "kind",
+        "cut": "after",
+        "stall": "after",
+        "defer": "polls",
+        "expect": "user",
+        "when": "user",
+    }
     return {short[name]: value} if name in short else value
 
 
@@ -367,6 +391,9 @@ def _record(kind: type[RecordT], value: Any, path: str) -> RecordT:
             raise InvalidArgumentError("script", f"{path} has no field {name!r}; {hint}")
         if name in ("results", "tools", "raw") and isinstance(given, list):
             fields[name] = tuple(given)
+    if kind is Defer and fields.get("error") is not None:
+        error = _shorthand("error", fields["error"])
+        fields["error"] = _record(ScriptedError, error, f"{path}.error")
     try:
         made = kind(**fields)
     except (TypeError, ValueError) as error:

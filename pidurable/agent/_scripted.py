@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from pidurable.agent._models import (
+    Deferred,
     Done,
     ModelInfo,
     ModelRequest,
@@ -30,6 +31,7 @@ from pidurable.agent._models import (
     parse_arguments,
 )
 from pidurable.agent._script import (
+    Defer,
     Position,
     RequestView,
     Script,
@@ -98,6 +100,10 @@ class ScriptedModel:
         """Every request, in order of arrival, also those that were refused."""
         self.failures: list[str] = []
         """What strict checks and expectations found; see `check`."""
+        self.polls: list[Any] = []
+        """The handles of deferred answers that were asked for, in order."""
+        self.cancelled: list[Any] = []
+        """The handles of deferred answers that nobody waits for any more."""
         self._tries: dict[str, int] | None = None
 
     @classmethod
@@ -135,8 +141,34 @@ class ScriptedModel:
             raise _model_error(step.error)
         if faulty and step.stall is not None and step.stall.after < 0:
             await trio.sleep_forever()
+        if step.defer is not None and not faulty:
+            yield _deferred(step.defer, number, step.defer.polls)
+            return
         async with aclosing(_play(step, request, view, faulty)) as events:
             yield events
+
+    @asynccontextmanager
+    async def poll(
+        self, request: ModelRequest, handle: Any
+    ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+        """Answer a request that was deferred. The handle says which step, and how often yet."""
+        self.polls.append(handle)
+        self._log({"poll": handle})
+        step = self._script.steps[handle["step"]]
+        assert step.defer is not None
+        if step.defer.error is not None and self.polls.count(handle) == 1:
+            raise _model_error(step.defer.error)
+        if handle["polls"] > 1:
+            yield _deferred(step.defer, handle["step"], handle["polls"] - 1)
+            return
+        async with aclosing(_play(step, request, view_request(request), faulty=False)) as events:
+            yield events
+
+    async def cancel(self, request: ModelRequest, handle: Any) -> None:
+        """Remember that nobody waits any more."""
+        self.cancelled.append(handle)
+        self._log({"cancel": handle})
+        await trio.lowlevel.checkpoint()
 
     def _step(
         self, view: RequestView, number: int | None, refused: StrictRequestError | None
@@ -176,7 +208,7 @@ class ScriptedModel:
         tries = self._tries.get(key, 0)
         self._tries[key] = tries + 1
         if self._script.log is not None:
-            self._append(self._script.log, key, number, tries, request, refused)
+            self._append(key, number, tries, request, refused)
         return number, tries
 
     def _logged(self) -> Iterator[dict[str, Any]]:
@@ -192,7 +224,6 @@ class ScriptedModel:
 
     def _append(
         self,
-        log: str,
         key: str,
         number: int | None,
         tries: int,
@@ -216,8 +247,14 @@ class ScriptedModel:
                 for item in request.messages
             ],
         }
+        self._log(line)
+
+    def _log(self, line: Mapping[str, Any]) -> None:
+        if self._script.log is None:
+            return
         # Plain `json`: a request that is not strict JSON is logged too, and refused after that.
-        with Path(log).open("a", encoding="utf-8", errors="backslashreplace") as file:
+        path = Path(self._script.log)
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -256,6 +293,16 @@ class ScriptedProvider:
         model_id = request.model.partition("/")[2]
         return self._get(model_id).stream(request)
 
+    def poll(
+        self, request: ModelRequest, handle: Any
+    ) -> AbstractAsyncContextManager[AsyncIterator[StreamEvent]]:
+        """Answer a request that the script of its model had deferred."""
+        return self._get(request.model.partition("/")[2]).poll(request, handle)
+
+    async def cancel(self, request: ModelRequest, handle: Any) -> None:
+        """Tell the model that nobody waits for a deferred answer any more."""
+        await self._get(request.model.partition("/")[2]).cancel(request, handle)
+
     def _get(self, model_id: str) -> ScriptedModel:
         model = self._models.get(model_id) or self._files.get(model_id)
         if model is None:
@@ -267,6 +314,12 @@ class ScriptedProvider:
                 raise ModelError("other", str(error)) from error
             self._files[model_id] = model
         return model
+
+
+async def _deferred(
+    defer: Defer, number: int | None, polls: int
+) -> AsyncGenerator[StreamEvent, None]:
+    yield Deferred({"step": number, "polls": polls}, defer.seconds)
 
 
 def _refusal(request: ModelRequest) -> StrictRequestError | None:

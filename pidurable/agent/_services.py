@@ -15,6 +15,7 @@ from pidurable.registry._snapshot import RegistrySnapshot
 from pidurable.registry._tool import Tool
 
 if TYPE_CHECKING:
+    from pidurable.agent._permissions import Permissions
     from pidurable.agent._progress import Progress
     from pidurable.session._session import Session
     from pidurable.tasks._runtime import Runtime
@@ -95,6 +96,7 @@ class AgentServices:
     conversation: Callable[[int], Any]
     """Makes a conversation handle; the harness gives it."""
     progress: Progress = attrs.field(init=False)
+    permissions: Permissions = attrs.field(init=False)
 
     @property
     def session(self) -> Session:

@@ -37,6 +37,7 @@ def settle_by(services: AgentServices) -> None:
                 tx, session, services, node.conversation, node.id, reason=status, detail=detail
             )
         elif node.kind == "pi.tool":
+            services.permissions.close_of(tx, node, "gone")
             place = find_call(read_doc(tx, LiveDocument, node.conversation), node.id)
             if place is not None:
                 path = f"/calls/{place}/status"

@@ -129,6 +129,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     name = "pi.tool"
     version = 1
+    on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = ToolHooks
 
     def __init__(self, services: AgentServices) -> None:

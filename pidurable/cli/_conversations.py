@@ -164,5 +164,7 @@ def _live_lines(live: Any) -> list[str]:
     lines = [f"busy: run {live['run']}, turn {live.get('turn')}"]
     for call in live.get("calls") or ():
         name = clean_line(str(call.get("name")), chars_max=64)
-        lines.append(f"  {name} (task {call.get('task')}): {clean_line(str(call.get('status')))}")
+        task = call.get("task")
+        who = "not begun" if task is None else f"task {task}"
+        lines.append(f"  {name} ({who}): {clean_line(str(call.get('status')))}")
     return lines

@@ -16,7 +16,10 @@ from typing import Any, TypeVar, cast, final
 
 import trio
 
+from pidurable.agent._decisions import Decision, check_decision, encode_decision
+from pidurable.agent._grants import Grant
 from pidurable.agent._inbox import Content, blocks_of
+from pidurable.agent._permissions import PermissionRequest, request_of
 from pidurable.errors import (
     NotFoundError,
     RequestIdConflictError,
@@ -283,6 +286,47 @@ class Client:
         """
         asked = {"tasks": list(task_ids)}
         return cast("list[bool]", await self._ask("resume", asked, key, timeout))
+
+    async def decide(
+        self,
+        request_id: int,
+        decision: Decision,
+        *,
+        by: str | None = None,
+        principal: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> PermissionRequest:
+        """Decide a permission request; returns it as it is decided. Starts nothing.
+
+        Args:
+            request_id, decision, by, principal: As for `Harness.decide`.
+            key, timeout: As for every command.
+
+        Raises:
+            AlreadyDecidedError, InvalidArgumentError, NotFoundError: As `Harness.decide`.
+        """
+        asked = {
+            "permission": request_id,
+            "decision": encode_decision(check_decision(decision)),
+            "by": by,
+            "principal": principal,
+        }
+        return request_of(await self._ask("decide", asked, key, timeout))
+
+    async def revoke(
+        self,
+        grant_id: int,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Grant:
+        """Take a grant back; returns it as it was.
+
+        Raises:
+            NotFoundError: There is no such grant, or it was revoked before.
+        """
+        return Grant(**await self._ask("revoke", {"grant": grant_id}, key, timeout))
 
     async def fork(
         self,

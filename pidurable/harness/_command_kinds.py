@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pidurable.agent._decisions import decode_decision
+from pidurable.agent._grants import revoke_grant
 from pidurable.agent._inbox import decode_blocks, submit
+from pidurable.agent._permissions import encode_request
 from pidurable.errors import InvalidArgumentError, UnknownTaskError, show
 from pidurable.records._checks import is_id
 from pidurable.records._tasks import Status
@@ -122,6 +125,26 @@ def _fork(
     return tx.fork(conversation, at, key=fork_key)
 
 
+def _decide(
+    harness: Harness,
+    tx: TreeTransaction,
+    *,
+    permission: Any,
+    decision: Any,
+    by: Any,
+    principal: Any,
+) -> dict[str, Any]:
+    """The answer is the request as it is decided."""
+    decided = harness._services.permissions.decide(
+        tx, permission, decode_decision(decision), by=by, principal=principal
+    )
+    return encode_request(decided)
+
+
+def _revoke(harness: Harness, tx: TreeTransaction, *, grant: Any) -> dict[str, Any]:
+    return attrs.asdict(revoke_grant(tx, harness.session.storage, grant))
+
+
 async def _gc(harness: Harness, *, older_than_us: Any, keep_outcomes: Any, dry_run: Any) -> Any:
     if type(older_than_us) is not int or not 0 <= older_than_us <= _OLDEST_US:
         problem = f"expected microseconds, 0 to {_OLDEST_US}"
@@ -181,6 +204,11 @@ KINDS: dict[str, CommandKind] = {
     "fork": CommandKind(
         fields={"conversation": REQUIRED, "at": None, "fork_key": None}, apply=_fork, reads=True
     ),
+    "decide": CommandKind(
+        fields={"permission": REQUIRED, "decision": REQUIRED, "by": None, "principal": None},
+        apply=_decide,
+    ),
+    "revoke": CommandKind(fields={"grant": REQUIRED}, apply=_revoke),
     "gc": CommandKind(
         fields={"older_than_us": REQUIRED, "keep_outcomes": False, "dry_run": False}, work=_gc
     ),

@@ -435,8 +435,18 @@ async def _batches(watch: Watch[Told]) -> AsyncGenerator[tuple[Event, ...], None
 
 
 def _snapshot(view: ConversationView) -> Snapshot:
-    live = view.documents[definition_of(LiveDocument).name]
-    return Snapshot(tuple(view.history), defaults_of(LiveDocument) if live is None else live.json())
+    documents = {
+        cls: defaults_of(cls) if stored is None else stored.json()
+        for cls in (AgentDocument, InboxDocument, LiveDocument, UsageDocument)
+        for stored in (view.documents[definition_of(cls).name],)
+    }
+    return Snapshot(
+        entries=tuple(view.history),
+        live=documents[LiveDocument],
+        agent=documents[AgentDocument],
+        inbox=tuple(documents[InboxDocument]["items"]),
+        usage=documents[UsageDocument],
+    )
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

@@ -8,13 +8,14 @@ forgotten with the last who watches.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from pidurable.agent._documents import LiveDocument, address_of
+from pidurable.agent._documents import address_of
 from pidurable.errors import PidurableError
-from pidurable.harness._events import Event, events_of
+from pidurable.harness._event_making import Happened, events_of
+from pidurable.harness._events import Event, TaskFailed
 from pidurable.harness._views import (
     SHOWN_DOCUMENTS,
     SHOWN_NAMES,
@@ -24,6 +25,7 @@ from pidurable.harness._views import (
     HistoryPage,
     patch_between,
 )
+from pidurable.records import _codec, _json
 from pidurable.records._entries import Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES
 from pidurable.records._submissions import SubmissionRecord
@@ -31,6 +33,8 @@ from pidurable.session._document_watch import at_one_point
 from pidurable.session._documents import SCOPES, DocChange, definition_of, migrated
 from pidurable.session._grown import plain
 from pidurable.session._watch import Hub, Watch
+from pidurable.storage import Op
+from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-_LIVE = definition_of(LiveDocument).name
 _SCOPE = SCOPES["conversation"]
 _LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 
@@ -46,14 +49,20 @@ _LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 class _Changes:
     """What one commit has done to one conversation."""
 
-    __slots__ = ("documents", "entries", "head", "submissions")
+    __slots__ = ("documents", "entries", "failed", "head", "submissions")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.submissions: list[SubmissionRecord] = []
+        self.failed: list[TaskFailed] = []
         self.documents: dict[str, DocumentStep] = {}
         self.head: HeadPlace | None = None
         """The newest head among the entries."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.entries or self.submissions or self.failed or self.documents)
 
     def add(self, entry: Entry) -> None:
         """One more entry."""
@@ -73,6 +82,25 @@ class _Changes:
         )
 
 
+def failures_in(tx: Transaction, watched: Container[int]) -> Iterator[tuple[int, TaskFailed]]:
+    """The tasks of watched conversations that a commit has ended in failure."""
+    if not isinstance(tx, TreeTransaction):
+        return
+    for op, values in tx.writes:
+        if op is not Op.OUTCOME:
+            continue
+        id, text = values
+        node = tx.view.task(id)
+        # A task that is parked by its fault has an error, and no outcome yet.
+        if node is None or node.outcome_status in ("completed", "aborted"):
+            continue
+        if node.conversation in watched:
+            outcome = _codec.decode_outcome(_json.loads(text))
+            error = outcome.error
+            said = outcome.reason if error is None else f"{error.type}: {error.message}"
+            yield node.conversation, TaskFailed(id, node.kind, outcome.status, said)
+
+
 @final
 class Told:
     """A view, and what the commit that made it means in events."""
@@ -89,11 +117,16 @@ class Told:
         """The events, made once for all who follow them."""
         if self._events is None:
             changes = self._changes
-            live = changes.documents.get(_LIVE)
             self._events = events_of(
-                changes.entries,
-                changes.submissions,
-                None if live is None else (plain(live.held_before), plain(live.held_after)),
+                Happened(
+                    entries=changes.entries,
+                    submissions=changes.submissions,
+                    documents={
+                        name: (plain(step.held_before), plain(step.held_after))
+                        for name, step in changes.documents.items()
+                    },
+                    failed=changes.failed,
+                )
             )
         return self._events
 
@@ -161,7 +194,7 @@ class _Watched:
             elif not self.views.postponed:
                 self.views.postpone(self._newest)
         if self.told.active:
-            if changes.entries or changes.submissions or _LIVE in changes.documents:
+            if changes.any:
                 self.told.publish(seq, Told(after, changes), None)
         elif not self.told.postponed:
             self.told.postpone(self._standing)
@@ -275,6 +308,11 @@ class ConversationWatches:
             # No view shows them, so who comes late needs nothing of them.
             if place is not None and place.active:
                 self._changes(tx, place, id, touched).submissions.append(record)
+        for id, failure in failures_in(tx, watched):
+            place = watched.get(id)
+            # As submissions: no view shows them.
+            if place is not None and place.active:
+                self._changes(tx, place, id, touched).failed.append(failure)
         for change in tx.doc_changes:
             address, id = change.address, change.address.scope_id
             if address.scope != _SCOPE or address.name not in SHOWN_NAMES:

@@ -2,31 +2,40 @@
 
 Derived from the frames of its watch, once for all who follow them, and never stored. A consumer
 that falls behind gets a new snapshot instead of what it missed, as any watcher gets a whole frame;
-it never slows a commit.
+it never slows a commit. How commits become events is in `_event_making`, and how events become JSON
+in `_event_json`.
+
+Of one commit, what was said comes first, then what it cost and what failed, then how things ended,
+and last what began. Who keeps a state of its own needs no other order than the one given here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import attrs
 
-from pidurable.agent._documents import LiveDocument, defaults_of
-from pidurable.records._entries import Entry, kept_messages
-from pidurable.records._messages import AssistantMessage, ToolResultMessage
-from pidurable.records._readonly import copied_json
-from pidurable.records._submissions import SubmissionRecord
+from pidurable.records._entries import Entry
 
 
 @final
 @attrs.frozen
 class Snapshot:
-    """Where the conversation stands: its newest entries and what happens right now."""
+    """Where the conversation stands: its newest entries and what happens right now.
+
+    The first event of all, and again whenever some were missed: what comes next starts from here.
+    """
 
     entries: tuple[Entry, ...]
+    """At most 200, oldest first; older ones are read with `conversation.history()`."""
     live: dict[str, Any]
     """The JSON of `pi.live`."""
+    agent: dict[str, Any] = attrs.Factory(dict)
+    """The JSON of `pi.agent`."""
+    inbox: tuple[Any, ...] = ()
+    """What is queued: the items of `pi.inbox`, in order of arrival."""
+    usage: dict[str, Any] = attrs.Factory(dict)
+    """The JSON of `pi.usage`."""
 
 
 @final
@@ -39,8 +48,29 @@ class RunStart:
 
 @final
 @attrs.frozen
+class RunEnd:
+    """A run has ended. `status` is done or unanswered; the reason is one of the stable codes."""
+
+    run: int
+    status: str
+    reason: str | None
+    detail: str | None
+
+
+@final
+@attrs.frozen
 class TurnStart:
     """A turn has begun: one answer of the model, with its tool calls."""
+
+    run: int
+    turn: int
+    generation: int
+
+
+@final
+@attrs.frozen
+class TurnEnd:
+    """A turn is over: its answer and the results of its calls are stored, or it was ended."""
 
     run: int
     turn: int
@@ -79,7 +109,7 @@ class MessageUpdate:
 @final
 @attrs.frozen
 class MessageEnd:
-    """The answer is stored as this entry."""
+    """The answer is stored as this entry; also one that was cut or has failed, which says so."""
 
     entry: Entry
 
@@ -99,13 +129,21 @@ class ToolExecutionStart:
 @final
 @attrs.frozen
 class ToolExecutionUpdate:
-    """A running call has put something out."""
+    """A running call has put something out, or something has changed about it."""
 
     task: int
     index: int
     text: str
-    """More output; the whole of it, if `replaced`."""
+    """More output; the whole of it, if `replaced`. Empty where only the rest has changed."""
     replaced: bool = False
+    status: str = "running"
+    """`waiting` while a person is asked, `done` or `failed` once its result is stored."""
+    held_by: str | None = None
+    """For what it waits, as `permission 12`."""
+    details: Any = None
+    """What the tool shows of itself, where that has changed; a copy."""
+    diagnostics: tuple[Any, ...] = ()
+    """Remarks that have come: severity and text of each."""
 
 
 @final
@@ -131,13 +169,69 @@ class RetryStart:
 @final
 @attrs.frozen
 class RetryEnd:
-    """The pause before a retry is over."""
+    """The pause before a retry is over: the request is made again, or the run has ended."""
+
+
+@final
+@attrs.frozen
+class CompactionStart:
+    """A compaction has begun: a task that writes a summary of older entries."""
+
+    task: int
+    status: str
+
+
+@final
+@attrs.frozen
+class CompactionUpdate:
+    """A compaction has come further, as `waiting` says of a summary that waits for its boundary."""
+
+    task: int
+    status: str
+
+
+@final
+@attrs.frozen
+class CompactionEnd:
+    """A compaction is over; whether it made room, its entry or a `TaskFailed` says."""
+
+    task: int
+
+
+@final
+@attrs.frozen
+class TaskFailed:
+    """A task of the conversation has failed, faulted or was orphaned.
+
+    Not what was aborted. A failed tool call has its error result besides, a failed generation the
+    end of its run.
+    """
+
+    task: int
+    kind: str
+    """Its definition, as pi.generation."""
+    status: str
+    """`failed`, `faulted` or `orphaned`."""
+    error: str | None
+
+
+@final
+@attrs.frozen
+class InboxUpdate:
+    """The queue of the conversation has changed."""
+
+    added: tuple[Any, ...]
+    """The new items, copies: submission, mode, content or entry."""
+    removed: tuple[int, ...]
+    """Submissions that are not queued any more: placed, or withdrawn."""
+    queued: int
+    """How many there are now."""
 
 
 @final
 @attrs.frozen
 class SubmissionChanged:
-    """A submission was placed, answered, or will not be answered."""
+    """A submission was queued, placed, answered, or will not be answered."""
 
     submission: int
     status: str
@@ -146,19 +240,30 @@ class SubmissionChanged:
 
 @final
 @attrs.frozen
-class RunEnd:
-    """A run has ended. `status` is done or unanswered; the reason is one of the stable codes."""
+class UsageUpdate:
+    """Something was charged to the conversation: the totals that have changed."""
 
-    run: int
-    status: str
-    reason: str | None
-    detail: str | None
+    models: dict[str, Any]
+    """By model; the totals of the conversation, as in `pi.usage`."""
+    tools: dict[str, Any]
+    """By tool."""
+
+
+@final
+@attrs.frozen
+class AgentChanged:
+    """The choices for the conversation have changed; they count from the next request on."""
+
+    agent: dict[str, Any]
+    """The JSON of `pi.agent` now."""
 
 
 Event = (
     Snapshot
     | RunStart
+    | RunEnd
     | TurnStart
+    | TurnEnd
     | EntryAdded
     | MessageStart
     | MessageUpdate
@@ -168,121 +273,12 @@ Event = (
     | ToolExecutionEnd
     | RetryStart
     | RetryEnd
+    | CompactionStart
+    | CompactionUpdate
+    | CompactionEnd
+    | TaskFailed
+    | InboxUpdate
     | SubmissionChanged
-    | RunEnd
+    | UsageUpdate
+    | AgentChanged
 )
-
-
-def events_of(
-    entries: Sequence[Entry],
-    submissions: Sequence[SubmissionRecord],
-    live: tuple[Any, Any] | None,
-) -> tuple[Event, ...]:
-    """What one commit means for one conversation, in the order in which it would be told.
-
-    Args:
-        entries: What it has added to the conversation.
-        submissions: Those of the conversation that it has changed.
-        live: `pi.live` before and after it, where it was changed.
-    """
-    before, after = _live_values(live)
-    events: list[Event] = [_entry_event(entry) for entry in entries]
-    events += (SubmissionChanged(each.id, each.status, each.reason) for each in submissions)
-    ended = before["run"]
-    if live is not None and ended is not None and ended != after["run"]:
-        events.append(_run_end(submissions, ended, entries))
-    if live is not None:
-        events += _live_events(before, after, entries)
-    return tuple(events)
-
-
-def _live_values(live: tuple[Any, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    empty = defaults_of(LiveDocument)
-    before, after = live or (None, None)
-    return before or empty, after or empty
-
-
-def _entry_event(entry: Entry) -> Event:
-    for message in kept_messages(entry):
-        if isinstance(message, AssistantMessage):
-            return MessageEnd(entry)
-        if isinstance(message, ToolResultMessage):
-            return ToolExecutionEnd(message.call, entry)
-    return EntryAdded(entry)
-
-
-def _run_end(submissions: Sequence[SubmissionRecord], run: int, entries: Sequence[Entry]) -> RunEnd:
-    for record in submissions:
-        if record.run == run and record.status in ("done", "unanswered"):
-            return RunEnd(run, record.status, record.reason, record.detail)
-    answered = any(
-        isinstance(message, AssistantMessage) and message.status == "complete"
-        for entry in entries
-        for message in kept_messages(entry)
-    )
-    return RunEnd(run, "done" if answered else "unanswered", None, None)
-
-
-def _live_events(
-    before: dict[str, Any], after: dict[str, Any], entries: Sequence[Entry]
-) -> list[Event]:
-    events: list[Event] = []
-    run: int | None = after["run"]
-    generation: int | None = after["generation"]
-    if run is not None and run != before["run"]:
-        events.append(RunStart(run))
-    if run is not None and generation is not None and generation != before["generation"]:
-        events.append(TurnStart(run, after["turn"], generation))
-    events += _partial_events(before["partial"], after["partial"], generation)
-    if after["retry"] != before["retry"]:
-        retry = after["retry"]
-        if retry is None:
-            events.append(RetryEnd())
-        else:
-            events.append(RetryStart(retry["try_number"], retry["until_us"], retry["error"]))
-    events += _call_events(before["calls"], after["calls"], entries)
-    return events
-
-
-def _partial_events(before: Any, after: Any, generation: int | None) -> list[Event]:
-    if after is None or generation is None or after == before:
-        return []
-    events: list[Event] = [] if before is not None else [MessageStart(generation)]
-    known = [] if before is None else before["blocks"]
-    for index, block in enumerate(after["blocks"]):
-        text = block["text"]
-        shown = known[index]["text"] if index < len(known) else ""
-        if text != shown:
-            new = text[len(shown) :] if text.startswith(shown) else text
-            events.append(MessageUpdate(generation, index, block["type"], new))
-    return events
-
-
-def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) -> list[Event]:
-    events: list[Event] = []
-    known = {call["task"]: call for call in before}
-    arguments = {
-        (index): block.arguments
-        for entry in entries
-        for message in kept_messages(entry)
-        if isinstance(message, AssistantMessage)
-        for index, block in enumerate(message.tool_calls)
-    }
-    for call in after:
-        old = known.get(call["task"])
-        if old is None:
-            events.append(
-                ToolExecutionStart(
-                    call["task"],
-                    call["index"],
-                    call["name"],
-                    copied_json(arguments.get(call["index"])),
-                )
-            )
-            continue
-        text, shown = call["output_tail"], old["output_tail"]
-        if text != shown:
-            grew = text.startswith(shown)
-            new = text[len(shown) :] if grew else text
-            events.append(ToolExecutionUpdate(call["task"], call["index"], new, not grew))
-    return events

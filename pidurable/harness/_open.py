@@ -13,6 +13,7 @@ import trio
 from pidurable.agent._awaited_submissions import AwaitedSubmissions
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
+from pidurable.agent._permissions import Permissions
 from pidurable.agent._progress import Progress
 from pidurable.agent._services import AgentChange, AgentServices, EnvFor, local_env
 from pidurable.agent._settlement import settle_by
@@ -29,6 +30,7 @@ from pidurable.harness._commands import Commands
 from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
+from pidurable.harness._permission_calls import PermissionCalls
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
 from pidurable.harness._usage import total_usage
@@ -63,17 +65,16 @@ _DRAIN_LOOK_SECONDS = 0.02
 
 
 @final
-class Harness:
+class Harness(PermissionCalls):
     """An open session with its scheduler. Obtained from `open_harness`."""
 
     def __init__(
         self, runtime: Runtime, services: AgentServices, registry: Registry, *, starts: bool
     ) -> None:
-        self._runtime = runtime
+        super().__init__(runtime, services)
         self.session: Session = runtime.session
         self.registry = registry
         self._watches = ConversationWatches(runtime.session)
-        self._services = services
         self._waiting: dict[int, set[trio.Event]] = {}
         """By submission, whoever waits for it to change."""
         self._closed = False
@@ -716,6 +717,7 @@ async def _opened(
             conversation=lambda id: made[0][2].conversation(id),
         )
         services.progress = Progress(runtime)
+        services.permissions = Permissions(services)
         definitions.add(Generation(services), ToolTask(services))
         settle_by(services)
         AwaitedSubmissions(runtime)
@@ -737,7 +739,8 @@ async def _opened(
         durability=durability,
         prepare=prepare,
     ) as runtime:
-        _, progress, harness = made[0]
+        services, progress, harness = made[0]
+        services.permissions.load()
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
             async with trio.open_nursery() as nursery:

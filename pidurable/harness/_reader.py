@@ -20,6 +20,13 @@ from typing import Any, TypeVar, cast, final
 
 import attrs
 
+from pidurable.agent._grants import Grant, grants_addresses, stored_grants
+from pidurable.agent._permissions import (
+    PermissionRequest,
+    is_below,
+    stored_open_requests,
+    stored_request,
+)
 from pidurable.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -533,6 +540,43 @@ class Reader:
             f"the submissions of conversation {conversation_id}",
             lambda: [submission_of(row) for row in self._storage.open_submissions(conversation_id)],
         )
+
+    async def permissions(self, below: int | None = None) -> list[PermissionRequest]:
+        """Return the open permission requests, oldest first.
+
+        Args:
+            below: Only those of this task or conversation, and of what is below it.
+        """
+        found = await self._read(
+            "the permission requests", lambda: stored_open_requests(self._storage)
+        )
+        return [each for each in found if below is None or is_below(each, below)]
+
+    async def permission(self, request_id: int) -> PermissionRequest:
+        """Return a permission request, open or not.
+
+        Raises:
+            NotFoundError: This session has no such request.
+        """
+        found = await self._read(
+            f"permission request {request_id}",
+            lambda: stored_request(self._storage, request_id),
+        )
+        if found is None:
+            raise NotFoundError("permission request", request_id)
+        return found
+
+    async def grants(self) -> list[Grant]:
+        """Return what was allowed for later calls, of all principals, oldest first."""
+
+        def read() -> list[Grant]:
+            states = [
+                _documents.load(self._storage, each) for each in grants_addresses(self._storage)
+            ]
+            values = [None if state is None else state.value for state in states]
+            return stored_grants(values, self._clock.now_us())
+
+        return await self._read("the grants", read)
 
     async def document(self, name: str, conversation_id: int, *, key: str = "") -> Any:
         """Return the JSON of a conversation's document; None where there is none."""

@@ -79,6 +79,8 @@ class _DocPending:
     ops: list[Any] = attrs.Factory(list)
     drafted_by: DocumentDefinition | None = None
     """Whose class wrote the whole value, if nothing was patched since."""
+    id: int | None = None
+    """Of a new document, where it was drawn before; None draws it with the rows."""
 
     @property
     def value(self) -> Any:
@@ -305,11 +307,26 @@ class DocumentWork:
                 self._retired = self._retired or {}
                 self._retired[address] = state
 
-    def put_doc(self, definition: DocumentDefinition, address: Address, value: Any) -> None:
-        """Create a document from JSON, which must not be changed afterwards."""
+    def put_doc(
+        self,
+        definition: DocumentDefinition,
+        address: Address,
+        value: Any,
+        *,
+        id: int | None = None,
+    ) -> None:
+        """Create a document from JSON, which must not be changed afterwards.
+
+        Args:
+            definition: What its class declares.
+            address: Where it will stand.
+            value: What it holds.
+            id: An id that the session has drawn for it, by which it can be found; None draws one.
+        """
         self._check_open()
         check(self._standing(address) is None, f"document {address} was to be created and exists")
         self._put(address, definition.terms, value)
+        self._pending[address].id = id
 
     def _put(self, address: Address, terms: Terms, value: Any) -> None:
         self._pending = self._pending or {}
@@ -430,7 +447,7 @@ class DocumentWork:
         state = pending.state
         if state is None:
             after, rows = _documents.create(
-                session.line.draw_id(),
+                pending.id or session.line.draw_id(),
                 address,
                 pending.terms,
                 pending.value,

@@ -2,6 +2,7 @@
 
 from pidurable.agent._script import (
     Cut as Cut,
+    Defer as Defer,
     Expect as Expect,
     ScriptedCall as ScriptedCall,
     ScriptedError as ScriptedError,

@@ -20,6 +20,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._ask import next_try
 from pidurable.agent._models import Done, ModelInfo, Models, Prices, TextDelta
 from pidurable.agent._script import Cut, ScriptedCall, ScriptedError, Stall, Step
 from pidurable.agent._services import AgentChange
@@ -294,6 +295,62 @@ async def test_the_provider_s_wait_is_kept(autojump_clock: MockClock) -> None:
 
     assert outcome.text == "ok"
     assert 90 <= trio.current_time() - began < 100
+
+
+def test_tasks_that_are_told_to_wait_do_not_come_back_at_one_moment() -> None:
+    """Each waits at least as long as the provider said, and at most a tenth longer, by its seed."""
+    error = ModelError("retryable", "slow down", 30.0)
+
+    # C069
+    waits = [next_try(error, tries=0, settings=Settings(), seed=f"{n}")[0] for n in range(20)]
+
+    assert all(wait is not None and 30 <= wait <= 33 for wait in waits)
+    assert len(set(waits)) == 20
+    assert max(waits) - min(waits) > 1  # type: ignore[type-var, operator]
+
+
+@pytest.mark.parametrize(("after", "waits"), [(600.0, True), (600.1, False), (float("inf"), False)])
+def test_a_wait_is_kept_up_to_the_maximum(after: float, waits: bool) -> None:
+    """At the limit the run waits, spread out as ever; one above it ends the run."""
+    error = ModelError("retryable", "slow down", after)
+
+    # C069
+    delay, _ = next_try(error, tries=0, settings=Settings(), seed="x")
+
+    assert (delay is not None) == waits
+    assert delay is None or delay >= 600
+
+
+@pytest.mark.parametrize("after", [None, -5.0, float("nan"), 0.0])
+def test_without_a_sensible_wait_the_delays_are_our_own(after: float | None) -> None:
+    """A provider that says nothing, or nonsense, is asked again after growing delays."""
+    error = ModelError("retryable", "slow down", after)
+
+    # C069
+    delays = [next_try(error, tries=n, settings=Settings(), seed="x")[0] for n in range(5)]
+
+    assert all(delay is not None and 0.5 <= delay <= 16 for delay in delays)
+    assert delays[4] > delays[0] * 4  # type: ignore[operator]
+
+
+async def test_an_abort_ends_the_wait(autojump_clock: MockClock) -> None:
+    """A run that waits to ask again is aborted at once, and its input is settled."""
+    world = World(Step(error=ScriptedError(retry_after=500.0), text="never"))
+
+    # C069
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(100)
+        began = trio.current_time()
+        await root.abort()
+        outcome = await submission.wait()
+        await harness.wait_for_idle()
+        await verify(world, harness)
+
+    assert outcome.reason == "aborted"
+    assert trio.current_time() - began < 1
+    assert len(world.model.requests) == 1
 
 
 async def test_a_wait_above_the_maximum_ends_the_run(autojump_clock: MockClock) -> None:

@@ -218,6 +218,7 @@ async def test_tries_are_counted_across_a_restart_with_a_log(tmp_path: Path) -> 
     assert answer.text == "ok"
 
 
+@pytest.mark.refuses
 async def test_every_request_is_logged_as_a_line(tmp_path: Path) -> None:
     """The log holds the messages, the step and the tools of each request, also refused ones."""
     log = tmp_path / "log.jsonl"
@@ -310,6 +311,7 @@ def test_expectations_look_at_the_whole_request(expect: Expect, met: bool) -> No
     assert (expect.problem(view) is None) == met
 
 
+@pytest.mark.refuses
 async def test_a_history_that_no_provider_takes_is_refused() -> None:
     """Every request is checked strictly, and the check stays failed."""  # C001
     script = ScriptedModel(["one", CALL])
@@ -373,6 +375,7 @@ steps:
 """
 
 
+@pytest.mark.refuses
 async def test_a_script_is_read_from_yaml_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

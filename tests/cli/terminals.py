@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyte
+import strict_guard
 
 SECONDS_MAX = 20.0
 """A test that waits longer than this for something to show has failed."""
@@ -34,7 +35,7 @@ class Terminal:
         # A session leader that opens a terminal gets it as its controlling one.
         opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PIDURABLE_")}
-        environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": checkout_root()}
+        environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": python_path()}
         command = [sys.executable, "-m", "pidurable.cli", *argv]
         self.process = subprocess.Popen(
             ["sh", "-c", opens, "sh", *command],
@@ -112,11 +113,11 @@ def _listen() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def checkout_root() -> str:
-    """The folder that the package is imported from."""
+def python_path() -> str:
+    """The folder that the package is imported from, and where the guard of all tests is found."""
     import pidurable
 
-    return str(Path(pidurable.__file__).parent.parent)
+    return os.pathsep.join([str(Path(pidurable.__file__).parent.parent), strict_guard.FOLDER])
 
 
 @contextlib.contextmanager

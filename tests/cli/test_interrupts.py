@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from terminals import SECONDS_MAX, checkout_root, terminal
+from terminals import SECONDS_MAX, python_path, terminal
 
 from pidurable.cli._demo_project import leftover_processes
 
@@ -112,7 +112,7 @@ def test_a_clean_up_that_takes_for_ever_is_left_by_the_second_signal(
     """A tool that swallows its cancellation cannot keep the process; the store opens cleanly."""
     (tmp_path / "deaf.py").write_text(DEAF)
     (tmp_path / "m.yaml").write_text("- calls: [{name: deaf, arguments: {}}]\n- all done\n")
-    environ = {**os.environ, "PYTHONPATH": checkout_root()}
+    environ = {**os.environ, "PYTHONPATH": python_path()}
     argv = [sys.executable, "-m", "pidurable.cli", "run", "x", "--script", "m.yaml"]
     with subprocess.Popen(
         [*argv, "-e", "./deaf.py"],
@@ -149,7 +149,7 @@ def test_a_second_signal_on_the_way_out_leaves_with_130_too(tmp_path: Path) -> N
     found = subprocess.run(
         [sys.executable, "late.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": checkout_root()},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,

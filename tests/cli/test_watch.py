@@ -19,7 +19,7 @@ import attrs
 import pyte
 import pytest
 import trio
-from terminals import SECONDS_MAX, Terminal, checkout_root, terminal
+from terminals import SECONDS_MAX, Terminal, python_path, terminal
 
 from pidurable.cli._render import clean_line
 from pidurable.cli._screen import BYTES_PER_SECOND, Screen, open_screen
@@ -433,7 +433,7 @@ def printed_watch(path: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": checkout_root()},
+        env={**os.environ, "PYTHONPATH": python_path()},
     ) as process:
         watchdog = threading.Timer(SECONDS_MAX, process.kill)
         watchdog.start()

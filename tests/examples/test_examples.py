@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -241,6 +242,18 @@ def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
         "moved: sent to Ada with stamp 1 - stamps sold: 1",
         "copied: sent to Ada with stamp 2 - stamps sold: 2",
     ]
+
+
+def test_a_conversation_is_told_as_json_lines() -> None:
+    """Each line is an event with its type, and who reads only lines has the answer at the end."""
+    *lines, last = run("20_events_as_json.py")
+    types = [json.loads(line)["type"] for line in lines]
+
+    assert (types[0], types[-1]) == ("snapshot", "run_end")
+    assert types.count("turn_start") == types.count("turn_end") == 2
+    assert types.count("message_end") == 2
+    assert types.index("tool_execution_start") < types.index("tool_execution_end")
+    assert last == "the reader has seen: 'It is sunny.', 10 tokens"
 
 
 @pytest.mark.parametrize("name", NUMBERED)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import typing
 from typing import Any
 
 import pytest
 import trio
 import trio.lowlevel
-from agent_world import World, ask, calls
+from agent_world import MODEL, World, ask, calls, odd_tool
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.agent._documents import LiveDocument, update_doc
 from pidurable.agent._script import ScriptedError, Step
+from pidurable.agent._services import AgentChange
 from pidurable.errors import NotFoundError
 from pidurable.harness._conversation import Conversation
+from pidurable.harness._event_json import EVENT_TYPES, event_json
 from pidurable.harness._events import (
+    AgentChanged,
+    CompactionEnd,
+    CompactionStart,
+    CompactionUpdate,
     EntryAdded,
+    Event,
+    InboxUpdate,
     MessageEnd,
     MessageStart,
     MessageUpdate,
@@ -24,10 +35,13 @@ from pidurable.harness._events import (
     RunStart,
     Snapshot,
     SubmissionChanged,
+    TaskFailed,
     ToolExecutionEnd,
     ToolExecutionStart,
     ToolExecutionUpdate,
+    TurnEnd,
     TurnStart,
+    UsageUpdate,
 )
 from pidurable.records._limits import WATCH_FRAMES_MAX
 
@@ -72,10 +86,10 @@ async def test_a_run_is_told_from_its_start_to_its_end(autojump_clock: MockClock
         "Snapshot",
         *("EntryAdded", "SubmissionChanged", "RunStart", "TurnStart"),
         "EntryAdded",
-        *("MessageEnd", "ToolExecutionStart"),
+        *("MessageEnd", "UsageUpdate", "ToolExecutionStart"),
         "ToolExecutionEnd",
-        "TurnStart",
-        *("MessageEnd", "SubmissionChanged", "RunEnd"),
+        *("TurnEnd", "TurnStart"),
+        *("MessageEnd", "UsageUpdate", "SubmissionChanged", "TurnEnd", "RunEnd"),
     ]
     (start,) = flat(seen, ToolExecutionStart)
     (end,) = flat(seen, ToolExecutionEnd)
@@ -87,6 +101,8 @@ async def test_a_run_is_told_from_its_start_to_its_end(autojump_clock: MockClock
     assert answer.entry.messages[0].tool_calls[0].arguments == {}
     assert (run_end.run, run_end.status) == (run_start.run, "done")
     assert [turn.turn for turn in flat(seen, TurnStart)] == [1, 2]
+    ends = [(end.run, end.turn, end.generation) for end in flat(seen, TurnEnd)]
+    assert ends == [(start.run, start.turn, start.generation) for start in flat(seen, TurnStart)]
 
 
 async def test_deltas_make_up_the_answer(autojump_clock: MockClock) -> None:
@@ -231,6 +247,153 @@ async def test_queued_and_withdrawn_inputs_are_told(autojump_clock: MockClock) -
         (first.id, "unanswered", "aborted"),
     ]
     assert [type(event) for batch in other_seen for event in batch] == [Snapshot]
+
+
+async def test_what_is_queued_is_told_as_it_comes_and_goes(autojump_clock: MockClock) -> None:
+    """Items are told with their content when they come, and by their submission when they go."""
+    world = World(calls("slow"))
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        await root.submit("go")
+        await world.reached.wait()
+        steer = await root.submit("steer", when_busy="steer")
+        later = await root.submit("later")
+        await root.abort()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    told = [
+        ([(item["submission"], item["mode"]) for item in e.added], e.removed, e.queued)
+        for e in flat(seen, InboxUpdate)
+    ]
+    assert told == [
+        ([(steer.id, "steer")], (), 1),
+        ([(later.id, "follow_up")], (), 2),
+        ([], (steer.id, later.id), 0),
+    ]
+
+
+async def test_what_is_spent_is_told_as_totals(autojump_clock: MockClock) -> None:
+    """Each answer tells the totals that it has changed, as they then stand in `pi.usage`."""
+    world = World(calls("safe"), "done")
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        await ask(harness, "go")
+        await wait_all_tasks_blocked()
+        usage = root.usage()
+        nursery.cancel_scope.cancel()
+
+    first, second = flat(seen, UsageUpdate)
+    assert first.models[MODEL]["requests"] == 1
+    assert second.models == usage["models"]
+    assert second.tools == {}
+
+
+async def test_a_change_of_the_agent_is_told(autojump_clock: MockClock) -> None:
+    """What was configured is told whole; what changes nothing is not told."""
+    world = World()
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        for _ in range(2):
+            await root.configure(AgentChange(instructions="be brief"))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    (change,) = flat(seen, AgentChanged)
+    assert (change.agent["model"], change.agent["instructions"]) == (MODEL, "be brief")
+
+
+async def test_what_fails_is_told_once_and_aborts_are_not(autojump_clock: MockClock) -> None:
+    """A tool that raises and a run whose model fails are told with their error; an abort is not."""
+
+    async def broken(call: Any) -> None:
+        raise LookupError("no such shelf")
+
+    world = World(
+        calls("slow"),
+        calls("odd"),
+        Step(error=ScriptedError(kind="other", detail="the model is gone")),
+        tools=[odd_tool(broken)],
+    )
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        submission = await root.submit("go")
+        await world.reached.wait()
+        await root.abort()
+        await submission.wait()
+        await ask(harness, "again")
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    told = [(each.kind, each.status, each.error) for each in flat(seen, TaskFailed)]
+    assert [each[:2] for each in told] == [("pi.tool", "failed"), ("pi.generation", "failed")]
+    assert "no such shelf" in told[0][2]
+    assert "the model is gone" in told[1][2]
+
+
+async def test_a_compaction_is_told_from_its_start_to_its_end(autojump_clock: MockClock) -> None:
+    """What `pi.live` says of compactions is told when it begins, changes and is over."""
+    world = World()
+    seen: list[Any] = []
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        for compactions in (
+            [{"task": 7, "status": "summarizing"}],
+            [{"task": 7, "status": "waiting"}, {"task": 8, "status": "selecting"}],
+            [],
+        ):
+            async with harness.commit() as tx:
+                update_doc(tx, LiveDocument, root.id, compactions=compactions)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    assert flat(seen, CompactionStart, CompactionUpdate, CompactionEnd) == [
+        CompactionStart(7, "summarizing"),
+        CompactionUpdate(7, "waiting"),
+        CompactionStart(8, "selecting"),
+        CompactionEnd(7),
+        CompactionEnd(8),
+    ]
+
+
+async def test_every_event_is_json_of_a_known_type(autojump_clock: MockClock) -> None:
+    """The JSON of a run's events has all fields, and can be sent anywhere."""
+    world = World(calls("safe", text="I look"), Step(text=("do", "ne"), delay=0.2))
+    seen = await watched(world, "go")
+    told = [event_json(event) for batch in seen for event in batch]
+
+    assert json.loads(json.dumps(told)) == told
+    assert [each["type"] for each in told][:3] == ["snapshot", "entry", "submission"]
+    assert told[0]["agent"]["model"] == MODEL
+    assert (told[0]["entries"], told[0]["inbox"]) == ([], [])
+    updates = [each for each in told if each["type"] == "message_update"]
+    assert updates[0]["text"] == "do"
+    (start,) = (each for each in told if each["type"] == "tool_execution_start")
+    assert (start["name"], start["arguments"]) == ("safe", {})
+    (end,) = (each for each in told if each["type"] == "run_end")
+    assert end["status"] == "done"
+
+
+def test_every_class_of_events_has_a_type_of_its_own() -> None:
+    """No event is without a JSON form, and no two share a word."""
+    classes = set(typing.get_args(Event))
+
+    assert set(EVENT_TYPES) == classes
+    assert len(set(EVENT_TYPES.values())) == len(classes)
 
 
 async def test_a_conversation_that_does_not_exist_has_no_events(

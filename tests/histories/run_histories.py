@@ -159,12 +159,19 @@ def run(
     differences_max: int = 1,
     tries: int = 300,
     sqlite_every: int = SQLITE_EVERY,
+    histories_max: int = 0,
 ) -> Report:
-    """Play the histories of consecutive seeds."""
+    """Play the histories of consecutive seeds, and more where some rare state was not met.
+
+    Args:
+        histories_max: Not more than so many are played for the rare states; 0 plays none for them.
+    """
     report = Report(goal, seed)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(histories):
+        for number in range(max(histories, histories_max)):
+            if number >= histories and not report.unseen:
+                break
             one = seed + number
             path = (
                 Path(folder) / f"{one}.sqlite"

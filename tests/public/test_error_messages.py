@@ -25,6 +25,10 @@ CLASSES = [
 EXAMPLES: dict[str, list[PidurableError]] = {
     "PidurableError": [PidurableError("any of these")],
     "AbortRequestedError": [errors.AbortRequestedError(7, "user")],
+    "AlreadyDecidedError": [
+        errors.AlreadyDecidedError(12, "granted", None, "ann"),
+        errors.AlreadyDecidedError(12, "closed", "aborted"),
+    ],
     "CommandFailedError": [errors.CommandFailedError("k", "OSError", "no space left")],
     "CommitBodyTimeoutError": [
         errors.CommitBodyTimeoutError(10.0, "task 7"),

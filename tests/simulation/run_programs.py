@@ -71,12 +71,19 @@ def run(
     seconds_max: float | None = None,
     tries: int = 300,
     kind: type[Player] = Player,
+    programs_max: int = 0,
 ) -> Report:
-    """Play the programs of consecutive seeds."""
+    """Play the programs of consecutive seeds, and more where some rare state was not met.
+
+    Args:
+        programs_max: Not more than so many are played for the rare states; 0 plays none for them.
+    """
     report = Report(seed)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(programs):
+        for number in range(max(programs, programs_max)):
+            if number >= programs and not report.unseen:
+                break
             one = seed + number
             program = draw_program(one, steps)
             path = None
