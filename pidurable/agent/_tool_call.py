@@ -13,12 +13,11 @@ stricter of the stored and the current policy counts; a tool that is gone counts
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import trio
 
+from pidurable.agent._call_records import Call, Execute, ToolInput, ToolReceipt
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
@@ -27,110 +26,41 @@ from pidurable.agent._documents import (
     patch_live,
     read_doc,
 )
-from pidurable.agent._hooks import ToolHooks
+from pidurable.agent._replay import stricter, unknown_text
 from pidurable.agent._running_call import RunningCall
 from pidurable.agent._services import Agent, AgentServices
+from pidurable.agent._tool_arguments import invalid_arguments, validated
 from pidurable.agent._tool_result import (
     FinalResult,
     error_result,
-    final_result,
     shown_blocks,
     with_committed,
     with_output,
 )
-from pidurable.errors import (
-    AbortRequestedError,
-    InvocationEndedError,
-    NotJsonError,
-    OutcomeUnknownError,
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
-from pidurable.records import _json
+from pidurable.agent._tool_run import invoke, reconcile
+from pidurable.errors import OutcomeUnknownError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import ToolResultMessage
-from pidurable.registry._tool import Tool, ToolArgumentsError, ToolResult
+from pidurable.registry._tool import Tool, ToolArgumentsError
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
-from pidurable.tasks._errors import bounded, error_info, leaves, storage_trouble
+from pidurable.tasks._errors import bounded
 from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
-
-Replay = Literal["safe", "reconcile", "interrupt", "park"]
-
-_STRICTNESS = {"safe": 0, "reconcile": 1, "interrupt": 2, "park": 3}
-_UNKNOWN = (
-    "The process died while this call was running. Whether its effect happened is unknown: "
-    "look before you repeat it."
-)
-_SCHEMA_BYTES_MAX = 6 * 1024
-
-# Raised through a tool by its own call: not its fault, and not its result.
-_OURS = (
-    AbortRequestedError,
-    InvocationEndedError,
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
-
-
-@attrs.frozen(kw_only=True)
-class ToolInput:
-    """The call that a model made: its place, the tool's name, the arguments as the model wrote."""
-
-    assistant: int
-    index: int
-    name: str
-    arguments: Any
-
-
-@attrs.frozen
-class Call:
-    """Nothing has happened yet."""
-
-
-@attrs.frozen(kw_only=True)
-class Execute:
-    """The tool may have run with these arguments."""
-
-    arguments: Any
-    replay: Replay
-    unknown: str | None = None
-    """What the tool said when it could not tell whether its effect happened."""
-
-
-@attrs.frozen(kw_only=True)
-class ToolReceipt:
-    """How a call ended, and the entry of its result."""
-
-    entry: int
-    is_error: bool
-    code: str | None = None
-    terminate: bool = False
-    """The result asks for the end of the run."""
-    handoff: str | None = None
-    """The note of a fresh context in which the input is to go on."""
-    add_tools: tuple[str, ...] = ()
-    """Tools that the conversation gets from now on."""
-
 
 Checkpoint = Call | Execute
 ToolContext = TaskContext[ToolInput, Checkpoint, ToolReceipt]
 Tx = TaskTransaction[Checkpoint, ToolReceipt]
 
 
-@final
 class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     """One tool call of a model. Owned by its generation."""
 
     name = "pi.tool"
     version = 1
     on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
-    hooks = ToolHooks
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -142,7 +72,6 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def call(self, at: Call, ctx: ToolContext) -> None:
-        """Validate the call, commit the intent, run the tool, commit the outcome."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
         if tool is None:
@@ -151,12 +80,9 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             return
         arguments = ctx.input.arguments
         try:
-            kwargs = _validated(tool, arguments)
+            kwargs = validated(tool, arguments)
         except ToolArgumentsError as problem:
-            schema = bounded(_json.dumps(tool.schema), _SCHEMA_BYTES_MAX)
-            said = bounded(str(problem), ERROR_MESSAGE_BYTES_MAX)
-            text = f"The call was not run: {said}\nThe arguments must fit this schema: {schema}"
-            await self._store(ctx, error_result("invalid_arguments", text))
+            await self._store(ctx, invalid_arguments(tool, problem))
             return
         intent = Execute(arguments=arguments, replay=tool.replay)
         await ctx.goto(intent)
@@ -174,7 +100,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         self._services.session.failpoints.hit("CP2")
         call = RunningCall(self._services, ctx, agent, tool)
         try:
-            came = await _invoke(self._services, ctx, tool, kwargs, call)
+            came = await invoke(self._services, tool, kwargs, call)
             if isinstance(came, OutcomeUnknownError):
                 final = await self._unknown(ctx, at, came, call)
             else:
@@ -191,7 +117,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         """The tool cannot tell whether its effect happened: as if found after a crash, once."""
         detail = bounded(str(raised.detail), ERROR_MESSAGE_BYTES_MAX)
         if at.unknown is not None:
-            return with_output(error_result("interrupted", _unknown_text(detail)), call.progress)
+            return with_output(error_result("interrupted", unknown_text(detail)), call.progress)
         async with ctx.commit() as tx:
             call.progress.write(tx)
             tx.goto(attrs.evolve(at, unknown=detail))
@@ -201,54 +127,35 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def execute(self, at: Execute, ctx: ToolContext) -> None:
-        """Decide what becomes of a call whose effect may have happened."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
         policy: str = "interrupt"
         if tool is not None:
             policy = stricter(at.replay, tool.replay)
-        interrupted = error_result("interrupted", _unknown_text(at.unknown))
+        interrupted = error_result("interrupted", unknown_text(at.unknown))
         if tool is None or policy not in ("safe", "reconcile"):
             await self._store(ctx, with_committed(interrupted, _slot(self._services.session, ctx)))
             return
         try:
-            kwargs = _validated(tool, at.arguments)
+            kwargs = validated(tool, at.arguments)
         except ToolArgumentsError as problem:
             # The tool has changed since: it can neither be asked nor run again.
-            text = f"{_unknown_text(at.unknown)} It no longer takes these arguments: {problem}"
+            text = f"{unknown_text(at.unknown)} It no longer takes these arguments: {problem}"
             final = error_result("interrupted", text)
             await self._store(ctx, with_committed(final, _slot(self._services.session, ctx)))
             return
         if policy == "reconcile":
-            found = await self._reconcile(ctx, agent, tool, kwargs)
+            call = RunningCall(self._services, ctx, agent, tool)
+            try:
+                found = await reconcile(self._services, tool, kwargs, call)
+            finally:
+                call.progress.close()
             if found is not False:
                 found = found or with_committed(interrupted, _slot(self._services.session, ctx))
                 await self._store(ctx, found)
                 return
         await self._clear_output(ctx)
         await self._run(ctx, at, agent, tool, kwargs)
-
-    async def _reconcile(
-        self, ctx: ToolContext, agent: Agent, tool: Tool[..., Any], kwargs: dict[str, Any]
-    ) -> FinalResult | Literal[False] | None:
-        """Ask the tool what became of the call: its result, False (did not happen), or None."""
-        if tool.reconcile is None:
-            return None
-        call = RunningCall(self._services, ctx, agent, tool)
-        try:
-            with trio.move_on_after(_seconds(tool)):
-                answer = await tool.reconcile(kwargs, call)
-                if answer is False:
-                    return False
-                if isinstance(answer, ToolResult):
-                    return final_result(answer, tool, call.progress)
-        except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
-            if _passes(raised, self._services):
-                raise
-            ctx.report(f"reconcile raised, so the outcome is unknown: {_described(raised)}")
-        finally:
-            call.progress.close()
-        return None
 
     async def _clear_output(self, ctx: ToolContext) -> None:
         """The run that follows puts everything out again."""
@@ -309,109 +216,6 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             entry = self._append(tx, ctx, final)
             receipt = ToolReceipt(entry=entry, is_error=True, code="aborted")
             tx.end_aborted(result=receipt)
-
-
-async def _invoke(
-    services: AgentServices,
-    ctx: ToolContext,
-    tool: Tool[..., Any],
-    kwargs: dict[str, Any],
-    call: RunningCall,
-) -> FinalResult | OutcomeUnknownError:
-    """Run the tool, and make a result of whatever comes out of it."""
-    scope = trio.CancelScope(deadline=trio.current_time() + _seconds(tool))
-    returned: object = None
-    try:
-        with scope:
-            returned = await tool.invoke(kwargs, call)
-        if not scope.cancelled_caught:
-            return final_result(returned, tool, call.progress)
-        text, code = _timeout_text(tool), "timeout"
-    except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
-        if _passes(raised, services):
-            raise
-        every = leaves(raised)
-        if all(isinstance(leaf, OutcomeUnknownError) for leaf in every):
-            unknown = every[0]
-            assert isinstance(unknown, OutcomeUnknownError)
-            return unknown  # noqa: ASYNC104 - _passes lets it by
-        text, code = _described(raised), "tool_error"
-        ctx.report(f"tool {tool.name!r} raised {text}")
-        if scope.cancel_called:
-            text, code = f"{_timeout_text(tool)} Stopping it raised {text}", "timeout"
-    return with_output(error_result(code, text, failed=True), call.progress)
-
-
-def stricter(stored: str, current: str) -> str:
-    """The replay policy that counts: of the one stored with the intent and today's."""
-    return max(
-        stored, current, key=lambda policy: _STRICTNESS.get(policy, _STRICTNESS["interrupt"])
-    )
-
-
-def _passes(raised: BaseException, services: AgentServices) -> bool:
-    """Whether an error is not the tool's own: the host is interrupted, or the call is stopped.
-
-    Neither is it where a read of the store failed that the tool needed, as when it asks another
-    agent: the task is tried again, as any task is, by what the tool says of its being repeated.
-    """
-    if storage_trouble(raised, services.session.storage.store) is not None:
-        return True
-    every = leaves(raised)
-    if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in every):
-        return True
-    if any(isinstance(leaf, _OURS) for leaf in every):
-        return True
-    # A cancellation that nobody asked for is an error like any other; without this look the call
-    # would be taken for one that is being stopped, and never end.
-    return trio.current_effective_deadline() == -math.inf
-
-
-def _described(raised: BaseException) -> str:
-    info = error_info(raised)
-    return f"{info.type}: {info.message}"
-
-
-def _seconds(tool: Tool[..., Any]) -> float:
-    return math.inf if tool.timeout is None else tool.timeout
-
-
-def _timeout_text(tool: Tool[..., Any]) -> str:
-    return f"The call took longer than {tool.timeout:g} s and was stopped."
-
-
-def _unknown_text(detail: str | None) -> str:
-    if detail is None:
-        return _UNKNOWN
-    return (
-        f"Whether the effect of this call happened is unknown: {detail} Look before you repeat it."
-    )
-
-
-def _validated(tool: Tool[..., Any], arguments: Any) -> dict[str, Any]:
-    """The arguments as the tool takes them.
-
-    Raises:
-        ToolArgumentsError: They do not fit.
-    """
-    if not isinstance(arguments, dict):
-        raise ToolArgumentsError(f"the arguments are not a JSON object{_why_not_json(arguments)}")
-    try:
-        return tool.validate(arguments)
-    except ToolArgumentsError:
-        raise
-    except Exception as raised:  # validators of the tool's own types may raise anything
-        raise ToolArgumentsError(_described(raised)) from raised
-
-
-def _why_not_json(arguments: Any) -> str:
-    """What breaks the rules in the text that a model wrote, so that it can mend it."""
-    if isinstance(arguments, str):
-        try:
-            _json.loads(arguments)
-        except NotJsonError as problem:
-            return f", {problem}"
-    return ""  # another value than an object, or only what was cleaned on its way to the store
 
 
 def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import attrs
 
-from pidurable.agent._tool_call import stricter
+from pidurable.agent._replay import stricter
 from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
 from pidurable.records._codes import explain_code

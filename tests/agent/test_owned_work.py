@@ -90,7 +90,7 @@ async def test_a_call_that_the_scheduler_ends_has_its_result(
 
     world = World(calls("slow", "safe", "once"), Step(text="all accounted for"))
     world.settings = attrs.evolve(world.settings, limits={"pi.tool": 1})
-    monkeypatch.setattr("pidurable.agent._tool_call._validated", _unless_once(broken))
+    monkeypatch.setattr("pidurable.agent._tool_call.validated", _unless_once(broken))
 
     # C001
     async with world.open() as harness:
@@ -114,12 +114,12 @@ async def test_a_call_that_the_scheduler_ends_has_its_result(
 
 def _unless_once(broken: Any) -> Any:
     """The validation of arguments, broken for one tool."""
-    from pidurable.agent._tool_call import _validated
+    from pidurable.agent._tool_call import validated
 
-    def validated(made: Any, arguments: Any) -> Any:
-        return broken() if made.name == "once" else _validated(made, arguments)
+    def checked(made: Any, arguments: Any) -> Any:
+        return broken() if made.name == "once" else validated(made, arguments)
 
-    return validated
+    return checked
 
 
 async def test_an_abort_ends_a_tree_of_sub_agents(autojump_clock: MockClock) -> None:

@@ -1,0 +1,55 @@
+"""What is stored of one tool call: its input, its checkpoints, its outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pidurable.agent._replay import Replay
+
+
+@attrs.frozen(kw_only=True)
+class ToolInput:
+    """One call: whose it is, the tool's name, the arguments as the model, or a tool, wrote them.
+
+    A nested call has the place of the model's call that it is made below of.
+    """
+
+    assistant: int
+    index: int
+    name: str
+    arguments: Any
+    caller: int | None = None
+    """The call whose tool made this one; None for a call of the model itself."""
+    depth: int = 0
+    """How many calls this one is nested below."""
+
+
+@attrs.frozen
+class Call:
+    """Nothing has happened yet."""
+
+
+@attrs.frozen(kw_only=True)
+class Execute:
+    """The tool may have run with these arguments."""
+
+    arguments: Any
+    replay: Replay
+    unknown: str | None = None
+    """What the tool said when it could not tell whether its effect happened."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolReceipt:
+    """How a call ended, the entry of its result, and what it asks of its round."""
+
+    entry: int
+    is_error: bool
+    code: str | None = None
+    terminate: bool = False
+    handoff: str | None = None
+    add_tools: tuple[str, ...] = ()
+    nested: Any = None
+    """The result of a nested call, as JSON: see `_nested`."""
