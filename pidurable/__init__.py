@@ -162,6 +162,7 @@ if TYPE_CHECKING:
         WokenBy as WokenBy,
     )
     from pidurable.registry import (
+        CallResult as CallResult,
         Env as Env,
         ExitStatus as ExitStatus,
         Extension as Extension,
@@ -371,6 +372,7 @@ _HOMES = {
         "WokenBy",
     ),
     "pidurable.registry": (
+        "CallResult",
         "Env",
         "ExitStatus",
         "Extension",

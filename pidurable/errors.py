@@ -368,13 +368,14 @@ class NoResultError(PidurableError):
 
 @attrs.define(eq=False)
 class OwnedTooDeepError(PidurableError):
-    """Conversations are owned too deeply below each other."""
+    """Conversations, or nested calls, are owned too deeply below each other."""
 
     depth_max: int
+    what: str = "a conversation"
 
     def __str__(self) -> str:
         return (
-            f"a conversation may be owned at most {self.depth_max} levels deep "
+            f"{self.what} may be owned at most {self.depth_max} levels deep "
             "(setting owned_depth_max)"
         )
 

@@ -214,6 +214,11 @@ def close_round(
         append_result(tx, conversation_id, (assistant, index), name, code=code, text=text)
 
 
+def ended_without_result(status: str) -> tuple[str, str]:
+    """The code and text of the result of a call whose task the scheduler has ended."""
+    return _ENDED_WITHOUT_RESULT.get(status, _ENDED_WITHOUT_RESULT["faulted"])
+
+
 def no_such_tool(name: str, offered: Collection[str]) -> str:
     """What the model is told of a call to a tool that its request had not offered."""
     shown = sorted(offered)[:_OFFERED_SHOWN_MAX]

@@ -15,6 +15,7 @@ power too. Holds at all times:
 
 from __future__ import annotations
 
+import codecs
 from typing import Any, Protocol
 
 import trio
@@ -251,6 +252,7 @@ class CallOutput:
         self._task = task_id
         self._closed = False
         self._diagnostics_dropped = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.value_bytes_max = progress.value_bytes_max
         self.collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
         self.details: Any = None
@@ -260,6 +262,10 @@ class CallOutput:
         """More output."""
         self.collector.add(text)
         self._progress.mark(self)
+
+    def add_bytes(self, data: bytes) -> None:
+        """More output, as UTF-8; the beginning of a character waits for the rest of it."""
+        self.add(self._decoder.decode(data))
 
     def show(self, details: Any) -> None:
         """Replace the details."""

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 
+from pidurable.agent._nested import NestedCalls
 from pidurable.agent._progress import CallOutput
 from pidurable.agent._services import Agent, AgentServices
+from pidurable.errors import InvalidArgumentError, NotFoundError, show
 from pidurable.records import _json
 from pidurable.records._ids import TaskId
 from pidurable.records._messages import JsonValue
+from pidurable.registry._call import CallResult
 from pidurable.registry._env import Env
 from pidurable.registry._tool import Tool
+from pidurable.tasks._host import needs_models
 
 if TYPE_CHECKING:
+    from pidurable.agent._call_records import ToolInput
+    from pidurable.agent._models import Models
+    from pidurable.harness._conversation import Conversation
     from pidurable.tasks._context import TaskContext
 
 DETAILS_BYTES_MAX = 64 * 1024
@@ -30,7 +37,7 @@ class RunningCall:
     def __init__(
         self,
         services: AgentServices,
-        ctx: TaskContext[Any, Any, Any],
+        ctx: TaskContext[ToolInput, Any, Any],
         agent: Agent,
         tool: Tool[..., Any],
     ) -> None:
@@ -38,6 +45,7 @@ class RunningCall:
         self._ctx = ctx
         self._agent = agent
         self._name = tool.name
+        self._nested = NestedCalls(services, ctx)
         self.progress = CallOutput(
             services.progress,
             ctx.conversation_id,
@@ -67,13 +75,37 @@ class RunningCall:
         """Files and processes."""
         return self._services.env_for(self._ctx.conversation_id, self._agent)
 
+    @property
+    def models(self) -> Models:
+        """The models that the harness was opened with.
+
+        Raises:
+            InvalidArgumentError: It was opened without models.
+        """
+        if self._services.models is None:
+            raise needs_models()
+        return self._services.models
+
     def key(self, name: str) -> str:
         """Return this call's stable identity for the outside, the same after every restart."""
         return self._ctx.key(name)
 
-    async def output(self, text: str) -> None:
-        """Add to the visible output, which is bounded by the tool's limits."""
-        self.progress.add(text)
+    async def output(self, text: str | bytes) -> None:
+        """Add to the visible output, which is bounded by the tool's limits.
+
+        Args:
+            text: Text, or bytes that are read as UTF-8. What is no UTF-8 is replaced; a character
+                may come in two parts.
+
+        Raises:
+            InvalidArgumentError: It is neither.
+        """
+        if isinstance(text, bytes | bytearray | memoryview):
+            self.progress.add_bytes(bytes(text))
+        elif isinstance(text, str):
+            self.progress.add(text)
+        else:
+            raise InvalidArgumentError("text", "expected a str or bytes", show(text))
         await trio.lowlevel.checkpoint()
 
     async def details(self, value: JsonValue) -> None:
@@ -105,10 +137,59 @@ class RunningCall:
         """Create a task that this call owns; with a key, once, and found again later."""
         return await self._ctx.create_task(definition, input, key=key)
 
-    async def child(self, *, key: str = "child", agent: Any = None) -> Any:
+    async def child(self, *, key: str = "child", agent: Any = None) -> Conversation:
         """The conversation that this call owns under the key: created once, found again."""
-        conversation = self._services.conversation(self._ctx.conversation_id)
+        conversation: Conversation = self._services.conversation(self._ctx.conversation_id)
         return await conversation.child_of(self._ctx, key=key, agent=agent)
+
+    def conversation(self, conversation_id: int) -> Conversation:
+        """A handle of a conversation that this call may reach, to hand something in.
+
+        What is done through it are commits of their own. Give a submission a `request_id` made
+        with `key`, so that it is handed in once however often the tool runs.
+
+        Args:
+            conversation_id: A conversation of the same principal; where the call's own has none,
+                one of the same tree.
+
+        Raises:
+            NotFoundError: There is no such conversation, or it is not for this call to reach.
+        """
+        if not self._services.may_reach(self._ctx.conversation_id, conversation_id):
+            raise NotFoundError("conversation", show(conversation_id))
+        found: Conversation = self._services.conversation(conversation_id)
+        return found
+
+    async def put_blob(self, data: bytes) -> str:
+        """Store bytes, an image say, and return the name that an `ImageBlock` refers to them by.
+
+        Raises:
+            InvalidArgumentError: They are no bytes, or too many.
+        """
+        async with self._ctx.commit() as tx:
+            return tx.put_blob(data)
+
+    async def execute_tool(
+        self, name: str, arguments: JsonValue, *, key: str | None = None
+    ) -> CallResult:
+        """Call another tool of this conversation, as the model would, and return its result.
+
+        An error of it is a result too; only an abort of this call raises. Nothing is undone when
+        the wait for it is cancelled: it goes on until this call has ended.
+
+        Args:
+            name: One of the tools that the conversation offers.
+            arguments: A JSON object that fits the tool's schema.
+            key: What stands for the call when this tool runs again; by default its place among
+                the calls without a key.
+
+        Raises:
+            InvalidArgumentError: A second call without a key is made while one is running, or the
+                key or place stands for another call.
+            NotJsonError: The arguments cannot be stored.
+            OwnedTooDeepError: Calls are nested too deeply.
+        """
+        return await self._nested.execute(name, arguments, key)
 
     async def run_blocking(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run a blocking function in a thread; it is waited for, also on abort."""

@@ -108,6 +108,30 @@ class AgentServices:
         extensions = stored.get("extensions")
         return None if extensions is None else tuple(extensions)
 
+    def may_reach(self, from_id: int, conversation_id: int) -> bool:
+        """Whether the code of a task in one conversation may use the id of another.
+
+        They are of one principal; where none is named, of one tree, which is all that bounds them.
+
+        Raises:
+            NotFoundError: There is no such conversation.
+        """
+        session = self.runtime.session
+        own, other = session.conversation(from_id), session.conversation(conversation_id)
+        if own.principal != other.principal:
+            return False
+        return own.principal != "" or self._root_of(own.id) == self._root_of(other.id)
+
+    def _root_of(self, conversation_id: int) -> int:
+        """The ownerless conversation at the top of the tree of one."""
+        storage = self.runtime.session.storage
+        while (owner := self.runtime.session.conversation(conversation_id).owner) is not None:
+            row = storage.task(owner)
+            if row is None:
+                break
+            conversation_id = row.conversation
+        return conversation_id
+
     def resolve(self, conversation_id: int) -> Agent:
         """Resolve a conversation's agent: once per request, once per phase."""
         session = self.runtime.session

@@ -26,6 +26,7 @@ from pidurable.agent._documents import (
     patch_live,
     read_doc,
 )
+from pidurable.agent._nested import stored_result
 from pidurable.agent._replay import stricter, unknown_text
 from pidurable.agent._running_call import RunningCall
 from pidurable.agent._services import Agent, AgentServices
@@ -40,7 +41,7 @@ from pidurable.agent._tool_result import (
 from pidurable.agent._tool_run import invoke, reconcile
 from pidurable.errors import OutcomeUnknownError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
-from pidurable.records._messages import ToolResultMessage
+from pidurable.records._messages import Block, ToolResultMessage
 from pidurable.registry._tool import Tool, ToolArgumentsError
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
@@ -56,7 +57,7 @@ Tx = TaskTransaction[Checkpoint, ToolReceipt]
 
 
 class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
-    """One tool call of a model. Owned by its generation."""
+    """One tool call: of a model, owned by its generation, or of a tool, owned by its call."""
 
     name = "pi.tool"
     version = 1
@@ -178,33 +179,65 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     async def _store(self, ctx: ToolContext, final: FinalResult) -> None:
         """One commit: the result's entry, and the outcome that names it."""
         async with ctx.commit() as tx:
-            entry = self._append(tx, ctx, final)
-            receipt = ToolReceipt(entry=entry, is_error=final.is_error, code=final.code)
+            receipt = self._close(tx, ctx, final)
             if final.error is not None:
                 tx.fail(final.error, result=receipt)
             else:
                 tx.complete(receipt)
         self._services.session.failpoints.hit("CP4")
 
-    def _append(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> int:
+    def _close(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> ToolReceipt:
+        """Stage all that the end of a call changes besides its task."""
+        conversation = ctx.conversation_id
+        blocks = shown_blocks(tx, final.blocks)
+        nested = None
+        if ctx.input.caller is not None:
+            nested = stored_result(blocks, structured=final.structured, details=final.details)
+            entry = self._append_place(tx, ctx, final)
+        else:
+            entry = self._append_result(tx, ctx, final, blocks)
+        if final.usage is not None:
+            add_usage(tx, conversation, final.usage, tool=ctx.input.name)
+        return ToolReceipt(
+            entry=entry,
+            is_error=final.is_error,
+            code=final.code,
+            terminate=final.terminate,
+            handoff=final.handoff,
+            add_tools=final.add_tools,
+            nested=nested,
+        )
+
+    def _append_result(
+        self, tx: Tx, ctx: ToolContext, final: FinalResult, blocks: tuple[Block, ...]
+    ) -> int:
+        """The result as the model gets it."""
         conversation = ctx.conversation_id
         message = ToolResultMessage(
             call=(ctx.input.assistant, ctx.input.index),
             name=ctx.input.name,
-            blocks=shown_blocks(tx, final.blocks),
+            blocks=blocks,
             is_error=final.is_error,
             at_us=tx.now_us(),
             code=final.code,
         )
-        entry = tx.append(conversation, final.data, kind="pi.tool_result", messages=[message])
         place = find_call(read_doc(tx, LiveDocument, conversation), ctx.task_id)
         if place is not None:
             status = "failed" if final.is_error else "done"
             path = f"/calls/{place}/status"
             patch_live(tx, conversation, [{"op": "replace", "path": path, "value": status}])
-        if final.usage is not None:
-            add_usage(tx, conversation, final.usage, tool=ctx.input.name)
-        return entry
+        return tx.append(conversation, final.data, kind="pi.tool_result", messages=[message])
+
+    def _append_place(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> int:
+        """The place of a nested call in the log; its result is in its outcome."""
+        place = {
+            "task": int(ctx.task_id),
+            "caller": ctx.input.caller,
+            "name": ctx.input.name,
+            "is_error": final.is_error,
+            "code": final.code,
+        }
+        return tx.append(ctx.conversation_id, place, kind="pi.nested_result")
 
     async def abort(self, at: Checkpoint, ctx: ToolContext) -> None:
         """An aborted result, with what was put out so far."""
@@ -213,9 +246,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             text = "The call was aborted while it ran; a part of its effect may have happened."
         final = with_committed(error_result("aborted", text), _slot(self._services.session, ctx))
         async with ctx.commit() as tx:
-            entry = self._append(tx, ctx, final)
-            receipt = ToolReceipt(entry=entry, is_error=True, code="aborted")
-            tx.end_aborted(result=receipt)
+            tx.end_aborted(result=self._close(tx, ctx, final))
 
 
 def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:

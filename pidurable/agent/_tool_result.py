@@ -18,7 +18,7 @@ from pidurable.agent._progress import CallOutput
 from pidurable.errors import NotJsonError, show
 from pidurable.records import _json
 from pidurable.records._messages import Block, ImageBlock, TextBlock, Usage
-from pidurable.registry._tool import Tool, ToolResult
+from pidurable.registry._tool import NAME_PATTERN, Tool, ToolResult
 from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
 
@@ -26,6 +26,9 @@ ERROR_TEXT_BYTES_MAX = 12 * 1024
 """Of the text that says what went wrong, the tool's schema included."""
 
 BLOCKS_MAX = 100
+ADD_TOOLS_MAX = 100
+MEDIA_TYPE_BYTES_MAX = 256
+HANDOFF_BYTES_MAX = 64 * 1024
 
 _COUNT_MAX = 2**53
 
@@ -40,8 +43,34 @@ class FinalResult:
     error: str | None = None
     """Set when the call ends `failed`: what it owned and still lives is aborted."""
     usage: Usage | None = None
-    data: dict[str, Any] | None = None
-    """Details and structured output, for interfaces."""
+    details: Any = None
+    structured: Any = None
+    add_tools: tuple[str, ...] = ()
+    terminate: bool = False
+    handoff: str | None = None
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """Details and structured output, as they are stored beside the message."""
+        data: dict[str, Any] = {}
+        if self.details is not None:
+            data["details"] = self.details
+        if self.structured is not None:
+            data["structured"] = self.structured
+        return data or None
+
+    def as_given(self) -> ToolResult:
+        """The result as a tool would give it, for hooks that may replace it."""
+        return ToolResult(
+            self.blocks,
+            details=self.details,
+            error=self.is_error,
+            structured=self.structured,
+            add_tools=self.add_tools,
+            terminate=self.terminate,
+            handoff=self.handoff,
+            usage=self.usage,
+        )
 
 
 def error_result(code: str, text: str, *, failed: bool = False) -> FinalResult:
@@ -75,7 +104,7 @@ def _combined(
     return attrs.evolve(
         final,
         blocks=(TextBlock(text="\n".join(parts)),),
-        data=None if details is None else {"details": details},
+        details=details,
     )
 
 
@@ -92,24 +121,99 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
         ToolArgumentsError: The structured output does not fit the declared schema.
     """
     result = returned if isinstance(returned, ToolResult) else ToolResult(_content(returned))
-    data: dict[str, Any] = {}
-    details = result.details if result.details is not None else progress.details
-    if details is not None:
-        data["details"] = _json.check_json(details, "$.details")
-    if result.structured is not None:
-        tool.check_structured(result.structured)
-        data["structured"] = _json.check_json(result.structured, "$.structured")
-    # Stored as one value, so both together must fit.
-    _json.dumps(data, path="$<result>", bytes_max=progress.value_bytes_max)
-    blocks = _bounded_blocks(_blocks(result.content, progress), tool)
+    if result.content is None:
+        # Already bounded, and its mark counts everything that was dropped.
+        result = attrs.evolve(result, content=progress.collector.marked())
+    if result.details is None:
+        result = attrs.evolve(result, details=progress.details)
+    final = _finished(result, tool, progress.value_bytes_max)
     if progress.diagnostics:
-        blocks = (*blocks, TextBlock(text="\n".join(_remarks(progress.diagnostics))))
-    return FinalResult(
-        blocks=blocks,
+        remarks = TextBlock(text="\n".join(_remarks(progress.diagnostics)))
+        final = attrs.evolve(final, blocks=(*final.blocks, remarks))
+    return final
+
+
+def replaced(
+    before: FinalResult, by: object, tool: Tool[..., Any], value_bytes_max: int
+) -> FinalResult:
+    """The result that a hook puts in the place of another, in the form in which it is stored.
+
+    Its content and details stay where the hook gives none. A call that ended `failed` did so.
+
+    Raises:
+        TypeError: It is no `ToolResult`, or holds what no tool may return.
+        NotJsonError, ToolArgumentsError: As for `final_result`.
+    """
+    if not isinstance(by, ToolResult):
+        raise TypeError(f"a hook replaces a result by a ToolResult, not by {show(by)}")
+    if by.content is None:
+        by = attrs.evolve(by, content=before.blocks)
+    if by.details is None:
+        by = attrs.evolve(by, details=before.details)
+    final = _finished(by, tool, value_bytes_max)
+    code = before.code if before.is_error and final.is_error else final.code
+    return attrs.evolve(final, code=code, error=before.error)
+
+
+def _finished(result: ToolResult, tool: Tool[..., Any], value_bytes_max: int) -> FinalResult:
+    # A text takes up to twice its bytes in JSON, and must fit one value with what is around it.
+    bytes_max = min(tool.output_bytes_max, value_bytes_max // 8)
+    final = FinalResult(
+        blocks=_bounded_blocks(_blocks(result.content), tool, bytes_max),
         is_error=bool(result.error),
         code="tool_error" if result.error else None,
         usage=_checked_usage(result.usage),
-        data=data or None,
+        details=_json.check_json(result.details, "$.details"),
+        structured=_checked_structured(result.structured, tool),
+        add_tools=_checked_names(result.add_tools),
+        terminate=bool(result.terminate),
+        handoff=_checked_note(result.handoff, tool, min(HANDOFF_BYTES_MAX, bytes_max)),
+    )
+    _check_fits(final.data, value_bytes_max - value_bytes_max // 3)
+    return final
+
+
+def _check_fits(data: Any, bytes_max: int) -> None:
+    """Refuse details and structured output that no commit could store.
+
+    Both are stored as one value: in the entry of a model's call, and three levels deeper, beside
+    its blocks, in the outcome of a nested one.
+    """
+    try:
+        _json.dumps([[[data]]], path="$<result>", bytes_max=bytes_max)
+    except NotJsonError as error:
+        path = error.path.replace("$<result>[0][0][0]", "$<result>", 1)
+        raise NotJsonError(path, error.problem, error.value) from error
+
+
+def _checked_structured(structured: object, tool: Tool[..., Any]) -> Any:
+    if structured is None:
+        return None
+    tool.check_structured(structured)
+    return _json.check_json(structured, "$.structured")
+
+
+def _checked_names(names: object) -> tuple[str, ...]:
+    """Names of tools to add. Those that nobody installed are skipped, as everywhere."""
+    assert isinstance(names, tuple)
+    for name in names:
+        if not isinstance(name, str) or NAME_PATTERN.fullmatch(name) is None:
+            raise TypeError(
+                f"add_tools of a result names tools, as in add_tools=['grep'], not {show(name)}"
+            )
+    if len(names) > ADD_TOOLS_MAX:
+        raise TypeError(f"a result adds at most {ADD_TOOLS_MAX} tools, not {len(names)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _checked_note(note: object, tool: Tool[..., Any], bytes_max: int) -> str | None:
+    """The note that a fresh context starts with."""
+    if note is None:
+        return None
+    if not isinstance(note, str) or not clean_output(note).strip():
+        raise TypeError(f"the handoff of a result is a text that is not blank, not {show(note)}")
+    return bounded_output(
+        note, bytes_max=bytes_max, lines_max=tool.output_lines_max, keep=tool.output_keep
     )
 
 
@@ -122,10 +226,7 @@ def _content(returned: object) -> str | None:
         raise TypeError(f"the tool returned something that is no JSON: {error}") from error
 
 
-def _blocks(content: object, progress: CallOutput) -> Sequence[Block]:
-    if content is None:
-        # Already bounded, and its mark counts everything that was dropped.
-        return (TextBlock(text=progress.collector.marked()),)
+def _blocks(content: object) -> Sequence[Block]:
     if isinstance(content, str):
         return (TextBlock(text=content),)
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
@@ -141,9 +242,11 @@ def _blocks(content: object, progress: CallOutput) -> Sequence[Block]:
     return content
 
 
-def _bounded_blocks(blocks: Sequence[Block], tool: Tool[..., Any]) -> tuple[Block, ...]:
+def _bounded_blocks(
+    blocks: Sequence[Block], tool: Tool[..., Any], bytes_max: int
+) -> tuple[Block, ...]:
     """The blocks within the tool's limits, which hold for all of them together."""
-    left = tool.output_bytes_max
+    left = bytes_max
     head = tool.output_keep == "head"
     kept: list[Block] = []
     dropped = 0
@@ -161,7 +264,7 @@ def _bounded_blocks(blocks: Sequence[Block], tool: Tool[..., Any]) -> tuple[Bloc
             left -= len(text.encode())
             kept.append(TextBlock(text=text))
         elif isinstance(block, ImageBlock):
-            media_type = clean_output(str(block.media_type))
+            media_type = bounded(clean_output(str(block.media_type)), MEDIA_TYPE_BYTES_MAX)
             kept.append(ImageBlock(blob=clean_output(block.blob), media_type=media_type))
     if not head:
         kept.reverse()

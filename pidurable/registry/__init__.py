@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pidurable.registry._call import (
+    CallResult as CallResult,
+    ToolCall as ToolCall,
+    ToolResult as ToolResult,
+)
 from pidurable.registry._env import (
     Env as Env,
     ExitStatus as ExitStatus,
@@ -29,8 +34,6 @@ from pidurable.registry._snapshot import RegistrySnapshot as RegistrySnapshot
 from pidurable.registry._tool import (
     Tool as Tool,
     ToolArgumentsError as ToolArgumentsError,
-    ToolCall as ToolCall,
-    ToolResult as ToolResult,
     schema_tool as schema_tool,
     tool as tool,
 )

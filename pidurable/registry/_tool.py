@@ -5,8 +5,7 @@ seen at once (not async, no docstring, a parameter without annotation) when the 
 needs evaluated annotations (the schema) when the registry installs it. A `Tool` is still callable
 like its function, so that a test needs nothing but a stand-in for the call.
 
-`ToolCall` is what a running call offers to its tool. It is a protocol here; the agent implements
-it, and a test may.
+What a tool works with, and gives back, is in `_call`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from typing import Any, Generic, Literal, Protocol, cast, overload
+from typing import Any, Generic, Literal, cast, overload
 
 import attrs
 from typing_extensions import ParamSpec, TypeVar
 
 from pidurable.errors import ExtensionError, show
-from pidurable.records._ids import TaskId
 from pidurable.records._limits import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX
-from pidurable.records._messages import Block, JsonValue, Usage
+from pidurable.records._messages import JsonValue
 from pidurable.registry._arguments import (
     ArgumentSchema,
     FunctionShape,
@@ -38,7 +35,7 @@ from pidurable.registry._arguments import (
     read_hints,
     schema_validator,
 )
-from pidurable.registry._env import Env
+from pidurable.registry._call import ToolCall, ToolResult
 
 __all__ = [
     "Reach",
@@ -53,11 +50,9 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True, default=Any)
-S = TypeVar("S")
 
 Replay = Literal["interrupt", "safe", "reconcile", "park"]
 Reach = Literal["private", "untrusted", "outward"]
-Severity = Literal["info", "warning", "error"]
 Invoke = Callable[[Mapping[str, Any], "ToolCall"], Awaitable[object]]
 Reconcile = Callable[[Mapping[str, Any], "ToolCall"], Awaitable[object]]
 """Tell what became of an interrupted call: a `ToolResult` (it happened, with this result), False
@@ -66,102 +61,6 @@ Reconcile = Callable[[Mapping[str, Any], "ToolCall"], Awaitable[object]]
 NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _REPLAYS = ("safe", "reconcile", "interrupt", "park")
 _REACHES = frozenset({"private", "untrusted", "outward"})
-
-
-class ToolCall(Protocol):
-    """What a running call offers to its tool.
-
-    Everything that is shown of a call is committed first. After an abort, every method that
-    commits raises; return then.
-    """
-
-    @property
-    def id(self) -> int:
-        """The task of this call."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name that the model called."""
-        ...
-
-    @property
-    def conversation_id(self) -> int:
-        """The conversation that the call was made in."""
-        ...
-
-    @property
-    def env(self) -> Env:
-        """Files and processes."""
-        ...
-
-    def key(self, name: str) -> str:
-        """Return this call's stable identity for the outside, the same after every restart."""
-        ...
-
-    async def output(self, text: str) -> None:
-        """Add to the visible output, which is bounded by the tool's limits."""
-        ...
-
-    async def details(self, value: JsonValue) -> None:
-        """Replace what interfaces show besides; the model does not see it."""
-        ...
-
-    async def diagnostic(self, severity: Severity, text: str) -> None:
-        """Add a remark for the model and for interfaces."""
-        ...
-
-    async def memo(self, name: str, candidate: JsonValue) -> JsonValue:
-        """Store a value under a name once and return the stored one: the first writer wins."""
-        ...
-
-    def commit(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction; it is committed when the block ends."""
-        ...
-
-    async def create_task(
-        self, definition: Any, input: Any, *, key: str | None = None
-    ) -> TaskId[Any]:
-        """Create a task that this call owns; with a key, once, and found again later."""
-        ...
-
-    async def child(self, *, key: str = "child", agent: Any = None) -> Any:
-        """Return the conversation that this call owns under the key, created at first use."""
-        ...
-
-    async def run_blocking(self, function: Callable[..., S], /, *args: Any) -> S:
-        """Run a blocking function in a thread; it is waited for, also on abort."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait; an abort ends it."""
-        ...
-
-    def report(self, error: BaseException) -> None:
-        """Report an error that the call goes on without."""
-        ...
-
-
-@attrs.frozen
-class ToolResult:
-    """What a tool gives back when a string or plain JSON is not enough."""
-
-    content: str | Sequence[Block] | None = None
-    """What the model sees; None stands for what `output()` collected."""
-    details: JsonValue = attrs.field(default=None, kw_only=True)
-    """For interfaces; None keeps what `call.details()` stored last."""
-    error: bool = attrs.field(default=False, kw_only=True)
-    """An error result; the call completes all the same."""
-    structured: JsonValue = attrs.field(default=None, kw_only=True)
-    """Checked against the tool's `output_schema`, if it declares one."""
-    add_tools: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
-    """Names of installed tools that the conversation gets from now on."""
-    terminate: bool = attrs.field(default=False, kw_only=True)
-    """End the run, if every result of the round says so."""
-    handoff: str | None = attrs.field(default=None, kw_only=True)
-    """Continue the input in a fresh context that starts with this note."""
-    usage: Usage | None = attrs.field(default=None, kw_only=True)
-    """What the tool itself used of models."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

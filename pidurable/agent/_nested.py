@@ -1,0 +1,140 @@
+"""Nested calls: a tool calls another one, as the model would.
+
+Each is a `pi.tool` task that the calling one owns, so it has the same hooks and policies, is
+aborted with its caller, and keeps it from ending. Its result lives in its outcome; the entry that
+marks its place in the log has no messages, since no model has made the call. What a caller has
+called is found again by its place among the calls without a key, or by its key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pidurable.agent._attempts import ended_without_result
+from pidurable.agent._call_records import ToolInput, ToolReceipt
+from pidurable.agent._inbox import decode_blocks
+from pidurable.errors import InvalidArgumentError, OwnedTooDeepError, show
+from pidurable.records import _codec, _json
+from pidurable.records._checks import check_name
+from pidurable.records._messages import TextBlock, UserMessage
+from pidurable.registry._call import CallResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pidurable.agent._services import AgentServices
+    from pidurable.records._messages import Block
+    from pidurable.records._tasks import Outcome
+    from pidurable.tasks._context import TaskContext
+    from pidurable.tasks._transaction import TaskTransaction
+
+NAME_CHARACTERS_MAX = 256
+
+
+class NestedCalls:
+    """The calls that one running call makes."""
+
+    def __init__(self, services: AgentServices, ctx: TaskContext[ToolInput, Any, Any]) -> None:
+        self._services = services
+        self._ctx = ctx
+        self._made = 0
+        """How many without a key were made so far: the place of the next."""
+        self._open: str | None = None
+        """The tool of the one without a key that is running."""
+
+    async def execute(self, name: str, arguments: Any, key: str | None) -> CallResult:
+        """Make a call, or find it again, and wait for its result.
+
+        Raises:
+            InvalidArgumentError: A second call without a key is made while one is running, or the
+                key or place stands for another call.
+            NotJsonError: The arguments cannot be stored.
+            OwnedTooDeepError: Calls are nested too deeply.
+        """
+        ctx = self._ctx
+        name = check_name(name, "name", characters_max=NAME_CHARACTERS_MAX)
+        depth = ctx.input.depth + 1
+        if depth > ctx.settings.owned_depth_max:
+            raise OwnedTooDeepError(ctx.settings.owned_depth_max, "a nested call")
+        given = ToolInput(
+            assistant=ctx.input.assistant,
+            index=ctx.input.index,
+            name=name,
+            arguments=_json.check_json(arguments, "$.arguments"),
+            caller=int(ctx.task_id),
+            depth=depth,
+        )
+        if key is not None:
+            return await self._settle(given, "key " + check_name(key, "key", characters_max=500))
+        if self._open is not None:
+            problem = (
+                f"a call of {self._open!r} without a key is running, and the order of concurrent "
+                "calls is not the same when the tool runs again; give each a key of its own"
+            )
+            raise InvalidArgumentError("key", problem, show(key))
+        self._open = name
+        try:
+            place = self._made
+            self._made += 1
+            return await self._settle(given, f"call {place}")
+        finally:
+            self._open = None
+
+    async def _settle(self, given: ToolInput, step: str) -> CallResult:
+        from pidurable.agent._tool_call import ToolTask
+
+        ctx = self._ctx
+
+        def body(tx: TaskTransaction[Any, Any]) -> tuple[int, bool]:
+            task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")
+            return task, task in tx.fresh
+
+        task, is_new = await ctx._run(body)
+        if not is_new:
+            self._check_same(given, task, step)
+        return result_of(await ctx.wait_for_task(task))  # type: ignore[arg-type]
+
+    def _check_same(self, given: ToolInput, task: int, step: str) -> None:
+        """Refuse an earlier call that is another one: its result would be taken for this one's."""
+        text = self._services.session.storage.task_input(task)
+        stored: dict[str, Any] = {} if text is None else _json.loads_stored(text)
+        if stored.get("name") == given.name and stored.get("arguments") == given.arguments:
+            return
+        earlier = show(str(stored.get("name")))
+        differs = "with other arguments" if stored.get("name") == given.name else "not of this tool"
+        problem = (
+            f"{step!r} of this call is a call of {earlier} already (task {task}), {differs}; a "
+            "tool that runs again makes the same calls in the same order, or gives each a key that "
+            "stands for it. Fix what it depends on with `memo`"
+        )
+        raise InvalidArgumentError("execute_tool", problem, show(given.name))
+
+
+def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:
+    """The result of a nested call, as its outcome keeps it."""
+    (message,) = _codec.encode_messages([UserMessage(blocks=tuple(blocks), at_us=0)])
+    stored: dict[str, Any] = {"blocks": message["blocks"]}
+    if structured is not None:
+        stored["structured"] = structured
+    if details is not None:
+        stored["details"] = details
+    return stored
+
+
+def result_of(outcome: Outcome[ToolReceipt]) -> CallResult:
+    """What a nested call gave, however its task ended."""
+    task = int(outcome.task_id)
+    receipt = outcome.result if outcome.status == "completed" else outcome.partial
+    if receipt is None:
+        # The scheduler has ended it: it has faulted, or was aborted before it ever ran.
+        code, text = ended_without_result(outcome.status)
+        return CallResult(task=task, blocks=(TextBlock(text=text),), is_error=True, code=code)
+    nested: dict[str, Any] = receipt.nested or {}
+    return CallResult(
+        task=task,
+        blocks=decode_blocks(nested.get("blocks", [])),
+        is_error=receipt.is_error,
+        code=receipt.code,
+        structured=nested.get("structured"),
+        details=nested.get("details"),
+    )
