@@ -198,23 +198,42 @@ def _together(asks: Sequence[Ask]) -> Ask | None:
     )
 
 
-async def ask_after_tool(ctx: AnyContext, call: AfterTool) -> ToolResult | None:
+Accept = Callable[[ToolResult], ToolResult]
+"""Takes a result in the place of the one before, and returns it as the next hook is to see it.
+
+Raises `TypeError` or `ValueError` for one that no call may have."""
+
+
+async def ask_after_tool(
+    ctx: AnyContext, call: AfterTool, accept: Accept | None = None
+) -> ToolResult | None:
     """The result that takes the place of the tool's, or None: nobody replaced it."""
-    return await _replaced(ctx, "after_tool", call)
+    return await _replaced(ctx, "after_tool", call, accept)
 
 
-async def ask_on_abort(ctx: AnyContext, call: OnAbort) -> ToolResult | None:
+async def ask_on_abort(
+    ctx: AnyContext, call: OnAbort, accept: Accept | None = None
+) -> ToolResult | None:
     """The result that takes the place of the aborted one, or None: nobody replaced it."""
-    return await _replaced(ctx, "on_abort", call)
+    return await _replaced(ctx, "on_abort", call, accept)
 
 
-async def _replaced(ctx: AnyContext, name: str, call: AfterTool | OnAbort) -> ToolResult | None:
+async def _replaced(
+    ctx: AnyContext, name: str, call: AfterTool | OnAbort, accept: Accept | None
+) -> ToolResult | None:
     result: ToolResult | None = None
     for handler in ctx.handlers(name):
-        answer = await _answer(ctx, handler, name, call)
+        # What one handler does to its record is not to reach the next.
+        given = attrs.evolve(call, arguments=copied_json(call.arguments))
+        answer = await _answer(ctx, handler, name, given)
         if isinstance(answer, ToolResult):
-            result = answer
-            call = attrs.evolve(call, result=answer)
+            try:
+                result = answer if accept is None else accept(answer)
+            except (TypeError, ValueError) as problem:
+                place = hook_place(name, handler)
+                ctx.report(f"{place} gave a result that no call may have, skipped: {problem}")
+                continue
+            call = attrs.evolve(call, result=result)
         elif answer is not None:
             _unexpected(ctx, handler, name, answer, "a ToolResult")
     return result

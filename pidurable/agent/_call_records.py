@@ -49,7 +49,10 @@ class ToolReceipt:
     is_error: bool
     code: str | None = None
     terminate: bool = False
+    """The result asks for the end of the run."""
     handoff: str | None = None
+    """The note of a fresh context in which the input is to go on."""
     add_tools: tuple[str, ...] = ()
+    """Tools that the conversation gets from now on."""
     nested: Any = None
     """The result of a nested call, as JSON: see `_nested`."""

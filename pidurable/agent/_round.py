@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pidurable.agent._attempts import append_result, close_round, no_such_tool
 from pidurable.agent._boundaries import GenerationInput, place_after_round
+from pidurable.agent._call_records import ToolInput
 from pidurable.agent._checkpoints import GenerationContext, GenerationResult, Tools, Tx, run_of
 from pidurable.agent._documents import LiveDocument, call_slot, read_doc, update_doc
 from pidurable.records._messages import AssistantMessage, ToolCallBlock
@@ -67,7 +68,7 @@ def begin_round(
 
 
 def _create_call(tx: Tx, entry: int, index: int, call: ToolCallBlock) -> int:
-    from pidurable.agent._tool_call import ToolInput, ToolTask
+    from pidurable.agent._tool_call import ToolTask
 
     return tx.create_task(
         ToolTask,

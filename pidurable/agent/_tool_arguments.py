@@ -35,19 +35,19 @@ def validated(tool: Tool[..., Any], arguments: Any) -> dict[str, Any]:
 
 
 def invalid_arguments(
-    tool: Tool[..., Any], problem: ToolArgumentsError, *, rewritten_by: str | None = None
+    tool: Tool[..., Any], problem: ToolArgumentsError, *, rewritten: bool = False
 ) -> FinalResult:
     """The error result of a call whose arguments do not fit.
 
     Args:
         tool: The tool, whose schema is shown.
         problem: What does not fit.
-        rewritten_by: The extension whose hook wrote them; None for the model.
+        rewritten: Whether hooks have changed what the model wrote.
     """
     schema = bounded(_json.dumps(tool.schema), _SCHEMA_BYTES_MAX)
     said = bounded(str(problem), ERROR_MESSAGE_BYTES_MAX)
-    if rewritten_by is not None:
-        said = f"the extension {rewritten_by!r} has changed its arguments, and {said}"
+    if rewritten:
+        said = f"an extension has changed its arguments, and they do not fit any more: {said}"
     text = f"The call was not run: {said}\nThe arguments must fit this schema: {schema}"
     return error_result("invalid_arguments", text)
 

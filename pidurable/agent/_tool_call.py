@@ -2,21 +2,28 @@
 
 ::
 
-    call:     resolve, validate, commit the intent (-> execute), run the tool, commit the outcome
+    call:     resolve, validate, ask `before_tool`, validate again, commit the intent (-> execute),
+              run the tool, ask `after_tool`, commit the outcome
     execute:  reached only by recovery: the effect may or may not have happened
 
-The intent fixes the final arguments and the replay policy. Found there after a crash, a `safe` call
-runs again with the stored arguments, a `reconcile` call asks its tool what happened; any other
-gives the model an error result that says the outcome is unknown, with what it had put out. The
-stricter of the stored and the current policy counts; a tool that is gone counts as `interrupt`.
+The intent fixes the final arguments and the replay policy, so `before_tool` is not asked again
+after it. Found there after a crash, a `safe` call runs again with the stored arguments, a
+`reconcile` call asks its tool what happened; any other gives the model an error result that says
+the outcome is unknown, with what it had put out. The stricter of the stored and the current policy
+counts; a tool that is gone counts as `interrupt`.
+
+Every result of a call that may have run goes through `after_tool`, however it came about, so that
+what a hook takes out of results stays out of all of them. Those of aborted calls go through
+`on_abort`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import attrs
 
+from pidurable.agent._asking import ask_after_tool, ask_before_tool, ask_on_abort
 from pidurable.agent._call_records import Call, Execute, ToolInput, ToolReceipt
 from pidurable.agent._documents import (
     LiveDocument,
@@ -26,6 +33,7 @@ from pidurable.agent._documents import (
     patch_live,
     read_doc,
 )
+from pidurable.agent._hooks import AfterTool, Ask, BeforeTool, OnAbort, ToolHooks
 from pidurable.agent._nested import stored_result
 from pidurable.agent._replay import stricter, unknown_text
 from pidurable.agent._running_call import RunningCall
@@ -33,7 +41,9 @@ from pidurable.agent._services import Agent, AgentServices
 from pidurable.agent._tool_arguments import invalid_arguments, validated
 from pidurable.agent._tool_result import (
     FinalResult,
+    bounds_of,
     error_result,
+    replaced,
     shown_blocks,
     with_committed,
     with_output,
@@ -42,6 +52,7 @@ from pidurable.agent._tool_run import invoke, reconcile
 from pidurable.errors import OutcomeUnknownError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import Block, ToolResultMessage
+from pidurable.registry._call import ToolResult
 from pidurable.registry._tool import Tool, ToolArgumentsError
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
@@ -51,17 +62,33 @@ from pidurable.tasks._transaction import TaskTransaction
 if TYPE_CHECKING:
     from pidurable.session._session import Session
 
+_NOBODY_TO_ASK = "This call needs a person's permission, and nobody can be asked here."
+
+
+@attrs.frozen(kw_only=True)
+class Prepared:
+    """A call that may run: its tool, the final arguments, and what to ask a person first."""
+
+    agent: Agent
+    tool: Tool[..., Any]
+    arguments: Any
+    kwargs: dict[str, Any]
+    ask: Ask | None = None
+
+
 Checkpoint = Call | Execute
 ToolContext = TaskContext[ToolInput, Checkpoint, ToolReceipt]
 Tx = TaskTransaction[Checkpoint, ToolReceipt]
 
 
+@final
 class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     """One tool call: of a model, owned by its generation, or of a tool, owned by its call."""
 
     name = "pi.tool"
     version = 1
     on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
+    hooks = ToolHooks
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services
@@ -73,35 +100,68 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def call(self, at: Call, ctx: ToolContext) -> None:
+        """Validate the call, ask the hooks, commit the intent, run the tool, commit the outcome."""
+        prepared = await self._prepare(ctx, ctx.input.arguments)
+        if isinstance(prepared, FinalResult):
+            await self._store(ctx, prepared)
+        elif prepared.ask is not None:
+            await self._store(ctx, error_result("blocked", _NOBODY_TO_ASK))
+        else:
+            await self._go_on(ctx, prepared)
+
+    async def _prepare(
+        self, ctx: ToolContext, arguments: Any, *, grant: Any = None
+    ) -> Prepared | FinalResult:
+        """Resolve the tool and ask the `before_tool` hooks; a result where it is not to run."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
         if tool is None:
             text = f"The tool {ctx.input.name!r} is not available any more."
-            await self._store(ctx, error_result("tool_unavailable", text))
-            return
-        arguments = ctx.input.arguments
+            return error_result("tool_unavailable", text)
         try:
             kwargs = validated(tool, arguments)
         except ToolArgumentsError as problem:
-            await self._store(ctx, invalid_arguments(tool, problem))
-            return
-        intent = Execute(arguments=arguments, replay=tool.replay)
-        await ctx.goto(intent)
-        await self._run(ctx, intent, agent, tool, kwargs)
+            return invalid_arguments(tool, problem)
+        if not ctx.handlers("before_tool"):
+            return Prepared(agent=agent, tool=tool, arguments=arguments, kwargs=kwargs)
+        asked = BeforeTool(
+            conversation_id=ctx.conversation_id,
+            task=int(ctx.task_id),
+            name=tool.name,
+            arguments=arguments,
+            tool=tool,
+            nested=ctx.input.caller is not None,
+            grant=grant,
+        )
+        decision = await ask_before_tool(ctx, asked)
+        if decision.block is not None:
+            return error_result("blocked", decision.block)
+        if decision.rewritten:
+            try:
+                kwargs = validated(tool, decision.arguments)
+            except ToolArgumentsError as problem:
+                return invalid_arguments(tool, problem, rewritten=True)
+        return Prepared(
+            agent=agent,
+            tool=tool,
+            arguments=decision.arguments,
+            kwargs=kwargs,
+            ask=decision.ask,
+        )
 
-    async def _run(
-        self,
-        ctx: ToolContext,
-        at: Execute,
-        agent: Agent,
-        tool: Tool[..., Any],
-        kwargs: dict[str, Any],
-    ) -> None:
+    async def _go_on(self, ctx: ToolContext, prepared: Prepared) -> None:
+        """Commit the intent, then perform the effect and commit its outcome."""
+        intent = Execute(arguments=prepared.arguments, replay=prepared.tool.replay)
+        await ctx.goto(intent)
+        await self._run(ctx, intent, prepared)
+
+    async def _run(self, ctx: ToolContext, at: Execute, prepared: Prepared) -> None:
         """Perform the effect, whose intent is stored, and commit its outcome."""
         self._services.session.failpoints.hit("CP2")
-        call = RunningCall(self._services, ctx, agent, tool)
+        tool = prepared.tool
+        call = RunningCall(self._services, ctx, prepared.agent, tool)
         try:
-            came = await invoke(self._services, tool, kwargs, call)
+            came = await invoke(self._services, tool, prepared.kwargs, call)
             if isinstance(came, OutcomeUnknownError):
                 final = await self._unknown(ctx, at, came, call)
             else:
@@ -110,7 +170,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             call.progress.close()
         if final is not None:
             self._services.session.failpoints.hit("CP3")
-            await self._store(ctx, final)
+            await self._finish(ctx, at, tool, final)
 
     async def _unknown(
         self, ctx: ToolContext, at: Execute, raised: OutcomeUnknownError, call: RunningCall
@@ -128,35 +188,43 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
 
     @phase
     async def execute(self, at: Execute, ctx: ToolContext) -> None:
+        """Decide what becomes of a call whose effect may have happened."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
-        policy: str = "interrupt"
-        if tool is not None:
-            policy = stricter(at.replay, tool.replay)
-        interrupted = error_result("interrupted", unknown_text(at.unknown))
+        policy = "interrupt" if tool is None else stricter(at.replay, tool.replay)
         if tool is None or policy not in ("safe", "reconcile"):
-            await self._store(ctx, with_committed(interrupted, _slot(self._services.session, ctx)))
+            await self._finish(ctx, at, tool, self._interrupted(ctx, at))
             return
         try:
             kwargs = validated(tool, at.arguments)
         except ToolArgumentsError as problem:
             # The tool has changed since: it can neither be asked nor run again.
-            text = f"{unknown_text(at.unknown)} It no longer takes these arguments: {problem}"
-            final = error_result("interrupted", text)
-            await self._store(ctx, with_committed(final, _slot(self._services.session, ctx)))
+            said = f"It no longer takes these arguments: {problem}"
+            await self._finish(ctx, at, tool, self._interrupted(ctx, at, said))
             return
+        prepared = Prepared(agent=agent, tool=tool, arguments=at.arguments, kwargs=kwargs)
         if policy == "reconcile":
-            call = RunningCall(self._services, ctx, agent, tool)
-            try:
-                found = await reconcile(self._services, tool, kwargs, call)
-            finally:
-                call.progress.close()
+            found = await self._reconciled(ctx, prepared)
             if found is not False:
-                found = found or with_committed(interrupted, _slot(self._services.session, ctx))
-                await self._store(ctx, found)
+                await self._finish(ctx, at, tool, found or self._interrupted(ctx, at))
                 return
         await self._clear_output(ctx)
-        await self._run(ctx, at, agent, tool, kwargs)
+        await self._run(ctx, at, prepared)
+
+    async def _reconciled(
+        self, ctx: ToolContext, prepared: Prepared
+    ) -> FinalResult | Literal[False] | None:
+        call = RunningCall(self._services, ctx, prepared.agent, prepared.tool)
+        try:
+            return await reconcile(self._services, prepared.tool, prepared.kwargs, call)
+        finally:
+            call.progress.close()
+
+    def _interrupted(self, ctx: ToolContext, at: Execute, said: str = "") -> FinalResult:
+        """The outcome is unknown; what the call had put out is told with it."""
+        text = f"{unknown_text(at.unknown)} {said}".rstrip()
+        slot = _slot(self._services.session, ctx)
+        return with_committed(error_result("interrupted", text), slot)
 
     async def _clear_output(self, ctx: ToolContext) -> None:
         """The run that follows puts everything out again."""
@@ -175,6 +243,29 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                 patch_live(tx, ctx.conversation_id, ops)
 
     # --- outcome -------------------------------------------------------------------------
+
+    async def _finish(
+        self, ctx: ToolContext, at: Execute, tool: Tool[..., Any] | None, final: FinalResult
+    ) -> None:
+        """Let the `after_tool` hooks replace the result of a call that may have run; store it."""
+        if ctx.handlers("after_tool"):
+            bounds = bounds_of(tool, ctx.settings.value_bytes_max)
+
+            def accept(by: ToolResult) -> ToolResult:
+                nonlocal final
+                final = replaced(final, by, bounds)
+                return final.as_given()
+
+            asked = AfterTool(
+                conversation_id=ctx.conversation_id,
+                task=int(ctx.task_id),
+                name=ctx.input.name,
+                arguments=at.arguments,
+                nested=ctx.input.caller is not None,
+                result=final.as_given(),
+            )
+            await ask_after_tool(ctx, asked, accept)
+        await self._store(ctx, final)
 
     async def _store(self, ctx: ToolContext, final: FinalResult) -> None:
         """One commit: the result's entry, and the outcome that names it."""
@@ -245,8 +336,32 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         if isinstance(at, Execute):
             text = "The call was aborted while it ran; a part of its effect may have happened."
         final = with_committed(error_result("aborted", text), _slot(self._services.session, ctx))
+        if ctx.handlers("on_abort"):
+            final = await self._aborted(at, ctx, final)
         async with ctx.commit() as tx:
             tx.end_aborted(result=self._close(tx, ctx, final))
+
+    async def _aborted(self, at: Checkpoint, ctx: ToolContext, final: FinalResult) -> FinalResult:
+        """The aborted result, as the `on_abort` hooks have left it."""
+        tool = self._services.resolve(ctx.conversation_id).tool(ctx.input.name)
+        bounds = bounds_of(tool, ctx.settings.value_bytes_max)
+
+        def accept(by: ToolResult) -> ToolResult:
+            nonlocal final
+            final = replaced(final, by, bounds)
+            return final.as_given()
+
+        asked = OnAbort(
+            conversation_id=ctx.conversation_id,
+            task=int(ctx.task_id),
+            name=ctx.input.name,
+            arguments=at.arguments if isinstance(at, Execute) else ctx.input.arguments,
+            nested=ctx.input.caller is not None,
+            started=isinstance(at, Execute),
+            result=final.as_given(),
+        )
+        await ask_on_abort(ctx, asked, accept)
+        return final
 
 
 def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:

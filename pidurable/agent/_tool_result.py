@@ -13,11 +13,13 @@ from typing import Any
 
 import attrs
 
-from pidurable.agent._output import bounded_output, clean_output
+from pidurable.agent._output import Keep, bounded_output, clean_output
 from pidurable.agent._progress import CallOutput
 from pidurable.errors import NotJsonError, show
 from pidurable.records import _json
+from pidurable.records._limits import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX
 from pidurable.records._messages import Block, ImageBlock, TextBlock, Usage
+from pidurable.records._readonly import copied_json
 from pidurable.registry._tool import NAME_PATTERN, Tool, ToolResult
 from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
@@ -63,9 +65,9 @@ class FinalResult:
         """The result as a tool would give it, for hooks that may replace it."""
         return ToolResult(
             self.blocks,
-            details=self.details,
+            details=copied_json(self.details),
             error=self.is_error,
-            structured=self.structured,
+            structured=copied_json(self.structured),
             add_tools=self.add_tools,
             terminate=self.terminate,
             handoff=self.handoff,
@@ -112,6 +114,30 @@ def _remarks(diagnostics: list[dict[str, str]]) -> list[str]:
     return [f"{each['severity']}: {each['text']}" for each in diagnostics]
 
 
+@attrs.frozen(kw_only=True)
+class Bounds:
+    """What a result may hold at most, and what its structured output must fit."""
+
+    bytes_max: int
+    lines_max: int
+    keep: Keep
+    value_bytes_max: int
+    tool: Tool[..., Any] | None
+
+
+def bounds_of(tool: Tool[..., Any] | None, value_bytes_max: int) -> Bounds:
+    """The bounds of a tool's results; those of any tool where it is gone."""
+    bytes_max = OUTPUT_BYTES_MAX if tool is None else tool.output_bytes_max
+    return Bounds(
+        # A text takes up to twice its bytes in JSON, and must fit one value with what is around it.
+        bytes_max=min(bytes_max, value_bytes_max // 8),
+        lines_max=OUTPUT_LINES_MAX if tool is None else tool.output_lines_max,
+        keep="head" if tool is None else tool.output_keep,
+        value_bytes_max=value_bytes_max,
+        tool=tool,
+    )
+
+
 def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -> FinalResult:
     """Bring what a tool returned into the form in which it is stored.
 
@@ -126,50 +152,44 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
         result = attrs.evolve(result, content=progress.collector.marked())
     if result.details is None:
         result = attrs.evolve(result, details=progress.details)
-    final = _finished(result, tool, progress.value_bytes_max)
+    final = _finished(result, bounds_of(tool, progress.value_bytes_max))
     if progress.diagnostics:
         remarks = TextBlock(text="\n".join(_remarks(progress.diagnostics)))
         final = attrs.evolve(final, blocks=(*final.blocks, remarks))
     return final
 
 
-def replaced(
-    before: FinalResult, by: object, tool: Tool[..., Any], value_bytes_max: int
-) -> FinalResult:
+def replaced(before: FinalResult, by: ToolResult, bounds: Bounds) -> FinalResult:
     """The result that a hook puts in the place of another, in the form in which it is stored.
 
     Its content and details stay where the hook gives none. A call that ended `failed` did so.
 
     Raises:
-        TypeError: It is no `ToolResult`, or holds what no tool may return.
+        TypeError: It holds what no tool may return.
         NotJsonError, ToolArgumentsError: As for `final_result`.
     """
-    if not isinstance(by, ToolResult):
-        raise TypeError(f"a hook replaces a result by a ToolResult, not by {show(by)}")
     if by.content is None:
         by = attrs.evolve(by, content=before.blocks)
     if by.details is None:
         by = attrs.evolve(by, details=before.details)
-    final = _finished(by, tool, value_bytes_max)
+    final = _finished(by, bounds)
     code = before.code if before.is_error and final.is_error else final.code
     return attrs.evolve(final, code=code, error=before.error)
 
 
-def _finished(result: ToolResult, tool: Tool[..., Any], value_bytes_max: int) -> FinalResult:
-    # A text takes up to twice its bytes in JSON, and must fit one value with what is around it.
-    bytes_max = min(tool.output_bytes_max, value_bytes_max // 8)
+def _finished(result: ToolResult, bounds: Bounds) -> FinalResult:
     final = FinalResult(
-        blocks=_bounded_blocks(_blocks(result.content), tool, bytes_max),
+        blocks=_bounded_blocks(_blocks(result.content), bounds),
         is_error=bool(result.error),
         code="tool_error" if result.error else None,
         usage=_checked_usage(result.usage),
         details=_json.check_json(result.details, "$.details"),
-        structured=_checked_structured(result.structured, tool),
+        structured=_checked_structured(result.structured, bounds.tool),
         add_tools=_checked_names(result.add_tools),
         terminate=bool(result.terminate),
-        handoff=_checked_note(result.handoff, tool, min(HANDOFF_BYTES_MAX, bytes_max)),
+        handoff=_checked_note(result.handoff, bounds),
     )
-    _check_fits(final.data, value_bytes_max - value_bytes_max // 3)
+    _check_fits(final.data, bounds.value_bytes_max - bounds.value_bytes_max // 3)
     return final
 
 
@@ -186,10 +206,11 @@ def _check_fits(data: Any, bytes_max: int) -> None:
         raise NotJsonError(path, error.problem, error.value) from error
 
 
-def _checked_structured(structured: object, tool: Tool[..., Any]) -> Any:
+def _checked_structured(structured: object, tool: Tool[..., Any] | None) -> Any:
     if structured is None:
         return None
-    tool.check_structured(structured)
+    if tool is not None:
+        tool.check_structured(structured)
     return _json.check_json(structured, "$.structured")
 
 
@@ -206,15 +227,14 @@ def _checked_names(names: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _checked_note(note: object, tool: Tool[..., Any], bytes_max: int) -> str | None:
+def _checked_note(note: object, bounds: Bounds) -> str | None:
     """The note that a fresh context starts with."""
     if note is None:
         return None
     if not isinstance(note, str) or not clean_output(note).strip():
         raise TypeError(f"the handoff of a result is a text that is not blank, not {show(note)}")
-    return bounded_output(
-        note, bytes_max=bytes_max, lines_max=tool.output_lines_max, keep=tool.output_keep
-    )
+    bytes_max = min(HANDOFF_BYTES_MAX, bounds.bytes_max)
+    return bounded_output(note, bytes_max=bytes_max, lines_max=bounds.lines_max, keep=bounds.keep)
 
 
 def _content(returned: object) -> str | None:
@@ -242,12 +262,10 @@ def _blocks(content: object) -> Sequence[Block]:
     return content
 
 
-def _bounded_blocks(
-    blocks: Sequence[Block], tool: Tool[..., Any], bytes_max: int
-) -> tuple[Block, ...]:
+def _bounded_blocks(blocks: Sequence[Block], bounds: Bounds) -> tuple[Block, ...]:
     """The blocks within the tool's limits, which hold for all of them together."""
-    left = bytes_max
-    head = tool.output_keep == "head"
+    left = bounds.bytes_max
+    head = bounds.keep == "head"
     kept: list[Block] = []
     dropped = 0
     for block in blocks if head else reversed(blocks):
@@ -258,8 +276,8 @@ def _bounded_blocks(
             text = bounded_output(
                 block.text,
                 bytes_max=left,
-                lines_max=tool.output_lines_max,
-                keep=tool.output_keep,
+                lines_max=bounds.lines_max,
+                keep=bounds.keep,
             )
             left -= len(text.encode())
             kept.append(TextBlock(text=text))

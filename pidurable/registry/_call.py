@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 from typing_extensions import TypeVar
 
+from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
 from pidurable.records._messages import Block, JsonValue, TextBlock, Usage
 from pidurable.registry._env import Env
@@ -131,6 +132,13 @@ class ToolCall(Protocol):
         ...
 
 
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        problem = f"expected a list of names, as in add_tools=[{names!r}]"
+        raise InvalidArgumentError("add_tools", problem, show(names))
+    return tuple(names)
+
+
 @attrs.frozen
 class ToolResult:
     """What a tool gives back when a string or plain JSON is not enough."""
@@ -143,7 +151,7 @@ class ToolResult:
     """An error result; the call completes all the same."""
     structured: JsonValue = attrs.field(default=None, kw_only=True)
     """Checked against the tool's `output_schema`, if it declares one."""
-    add_tools: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
+    add_tools: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=_names)
     """Names of installed tools that the conversation gets from now on."""
     terminate: bool = attrs.field(default=False, kw_only=True)
     """End the run, if every result of the round says so."""
