@@ -18,7 +18,7 @@ from pidurable.agent._documents import (
     read_doc,
     update_doc,
 )
-from pidurable.agent._prompt import estimate_tokens
+from pidurable.agent._prompt import estimate_tokens, request_characters
 from pidurable.errors import NotFoundError
 from pidurable.records._entries import kept_messages
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
@@ -35,7 +35,8 @@ from pidurable.tasks._errors import bounded
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from pidurable.agent._models import Models
+    from pidurable.agent._checkpoints import GenerationContext
+    from pidurable.agent._models import ModelRequest, Models
     from pidurable.agent._services import AgentServices
     from pidurable.records._entries import Entry
     from pidurable.session._session import Session
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 
 _OFFERED_SHOWN_MAX = 50
 
-_ENDED_WITHOUT_RESULT = {
+Ended = tuple[str, str]
+"""The code and the text of an error result of our own words."""
+
+_ENDED_WITHOUT_RESULT: dict[str, Ended] = {
     "aborted": ("aborted", "The call was aborted before it started."),
     "faulted": (
         "interrupted",
@@ -155,6 +159,25 @@ def keep_partial(
     update_doc(tx, LiveDocument, conversation_id, partial=None)
 
 
+async def keep_leftover(
+    services: AgentServices, ctx: GenerationContext, model: str, request: ModelRequest
+) -> None:
+    """A crash interrupted a request: keep what was shown and charge it, before the next."""
+    live = services.session.doc_value(address_of(LiveDocument, ctx.conversation_id))
+    if live is None or live["generation"] != ctx.task_id or live["partial"] is None:
+        return
+    async with ctx.commit() as tx:
+        keep_partial(
+            tx,
+            services,
+            ctx.conversation_id,
+            ctx.task_id,
+            model=model,
+            why="the process died while this was streamed",
+            sent_characters=request_characters(request),
+        )
+
+
 def _plain_blocks(blocks: Sequence[dict[str, str]]) -> tuple[Block, ...]:
     return tuple(
         TextBlock(text=block["text"])
@@ -165,29 +188,49 @@ def _plain_blocks(blocks: Sequence[dict[str, str]]) -> tuple[Block, ...]:
 
 
 def append_result(
-    tx: TreeTransaction,
-    conversation_id: int,
-    call: tuple[int, int],
-    name: str,
-    *,
-    code: str,
-    text: str,
+    tx: TreeTransaction, conversation_id: int, call: tuple[int, int], name: str, ended: Ended
 ) -> int:
     """Append the error result of a call that never ran."""
-    return tx.append(
-        conversation_id,
-        kind="pi.tool_result",
-        messages=[
-            ToolResultMessage(
-                call=call,
-                name=name,
-                blocks=(TextBlock(text=text),),
-                is_error=True,
-                at_us=tx.now_us(),
-                code=code,
-            )
-        ],
+    message = _error_result(call, name, ended, tx.now_us())
+    return tx.append(conversation_id, kind="pi.tool_result", messages=[message])
+
+
+def _error_result(call: tuple[int, int], name: str, ended: Ended, at_us: int) -> ToolResultMessage:
+    code, text = ended
+    return ToolResultMessage(
+        call=call,
+        name=name,
+        blocks=(TextBlock(text=text),),
+        is_error=True,
+        at_us=at_us,
+        code=code,
     )
+
+
+def missing_results(
+    slots: Iterable[dict[str, Any]],
+    assistant: int,
+    at_us: int,
+    never_started: Iterable[tuple[int, str]] = (),
+) -> list[ToolResultMessage]:
+    """The error results of the calls of a round that have none, in call order.
+
+    Args:
+        slots: What `pi.live` shows of the calls.
+        assistant: The entry of the answer.
+        at_us: Now.
+        never_started: Index and name of the calls without a result, where the round is aborted.
+            Without them only those get one whose task ended without a result.
+    """
+    missing = {index: (name, _ENDED_WITHOUT_RESULT["aborted"]) for index, name in never_started}
+    for slot in slots:
+        ended = _ENDED_WITHOUT_RESULT.get(slot["status"])
+        if ended is not None:
+            missing[slot["index"]] = (slot["name"], ended)
+    return [
+        _error_result((assistant, index), name, ended, at_us)
+        for index, (name, ended) in sorted(missing.items())
+    ]
 
 
 def close_round(
@@ -196,22 +239,10 @@ def close_round(
     assistant: int,
     never_started: Iterable[tuple[int, str]] = (),
 ) -> None:
-    """Give every call of a round that has none its error result, in call order.
-
-    Args:
-        tx: The commit that ends the round.
-        conversation_id: Where it was made.
-        assistant: The entry of its answer.
-        never_started: Index and name of the calls without a result, where the round is aborted.
-            Without them only those get one whose task ended without a result.
-    """
-    missing = {index: (name, *_ENDED_WITHOUT_RESULT["aborted"]) for index, name in never_started}
-    for slot in read_doc(tx, LiveDocument, conversation_id)["calls"]:
-        ended = _ENDED_WITHOUT_RESULT.get(slot["status"])
-        if ended is not None:
-            missing[slot["index"]] = (slot["name"], *ended)
-    for index, (name, code, text) in sorted(missing.items()):
-        append_result(tx, conversation_id, (assistant, index), name, code=code, text=text)
+    """Give every call of a round that has none its error result: see `missing_results`."""
+    slots = read_doc(tx, LiveDocument, conversation_id)["calls"]
+    for message in missing_results(slots, assistant, tx.now_us(), never_started):
+        tx.append(conversation_id, kind="pi.tool_result", messages=[message])
 
 
 def ended_without_result(status: str) -> tuple[str, str]:

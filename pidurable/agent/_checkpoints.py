@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from pidurable.agent._inbox import GenerationInput
+from pidurable.agent._boundaries import GenerationInput
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._transaction import TaskTransaction
 

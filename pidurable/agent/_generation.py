@@ -15,28 +15,31 @@ poll and tools nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
 import attrs
 
+from pidurable.agent._answered import store_answer, store_deferred
 from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
     moment_after,
     next_try,
     no_model,
-    poll_at,
     stream_answer,
 )
+from pidurable.agent._asking import Observed, commit_observed
 from pidurable.agent._attempts import (
     append_attempt,
-    append_deferred,
     close_round,
     estimated_usage,
+    keep_leftover,
     keep_partial,
+    missing_results,
     open_calls,
 )
+from pidurable.agent._boundaries import GenerationInput, end_run
 from pidurable.agent._checkpoints import (
     Checkpoint,
     GenerationContext,
@@ -55,8 +58,7 @@ from pidurable.agent._documents import (
     address_of,
     update_doc,
 )
-from pidurable.agent._hooks import GenerationHooks
-from pidurable.agent._inbox import GenerationInput, end_run
+from pidurable.agent._hooks import GenerationHooks, Stop
 from pidurable.agent._models import Deferred, ModelRequest
 from pidurable.agent._progress import PartialAnswer
 from pidurable.agent._prompt import (
@@ -69,8 +71,14 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._refused_images import Asked, answer_without_refused
-from pidurable.agent._round import begin_round, end_round, start_next_call
+from pidurable.agent._round import end_round, start_next_call
 from pidurable.agent._services import AgentServices
+from pidurable.agent._turn_hooks import (
+    continuation,
+    observers_of_answer,
+    observers_of_round,
+    request_by_hooks,
+)
 from pidurable.errors import (
     DocumentTooLargeError,
     MissingExtraError,
@@ -80,7 +88,7 @@ from pidurable.errors import (
 )
 from pidurable.records._entries import Entry
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
-from pidurable.records._messages import AssistantMessage, Usage
+from pidurable.records._messages import AssistantMessage, Block, Usage
 from pidurable.session._context import ModelContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
@@ -146,10 +154,14 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         models = services.models
         # As it was fixed: what came after the cutoff, a head too, is for the next request.
         context = await services.session.context(ctx.conversation_id, at.cutoff)
-        request = _fixed_request(at, context)
-        await self._keep_leftover(at, ctx, request)
+        fixed = _fixed_request(at, context)
+        await keep_leftover(services, ctx, at.model, fixed)
         if models is None:
             await self._end_unanswered(ctx, "no_model", NO_MODELS)
+            return
+        request = await request_by_hooks(ctx, fixed, again=lambda: _fixed_request(at, context))
+        if isinstance(request, Stop):
+            await self._end_unanswered(ctx, "stopped", request.reason)
             return
         request = await with_images(services.session, request)
 
@@ -164,7 +176,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         services = self._services
         models = services.models
         request = await self._request_of(at.request, ctx)
-        await self._keep_leftover(at.request, ctx, request)
+        await keep_leftover(services, ctx, at.request.model, request)
         if models is None:
             await self._end_unanswered(ctx, "no_model", NO_MODELS)
             return
@@ -198,7 +210,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             deferred: Where the provider had deferred its answer: it is asked for again if it could
                 not be told this time.
         """
-        partial = PartialAnswer(self._services.progress, ctx.conversation_id, ctx.task_id)
+        services = self._services
+        partial = PartialAnswer(services.progress, ctx.conversation_id, ctx.task_id)
         try:
             answer, refusal = await ask(partial)
         except ModelError as error:
@@ -209,79 +222,31 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             return
         finally:
             partial.close()
+        observed: list[Observed] = []
+        goes_on: Sequence[Block] | None = None
+        if isinstance(answer, AssistantMessage):
+            observed = await observers_of_answer(ctx, answer)
+            if not answer.tool_calls:
+                goes_on = await continuation(ctx, answer)
         offered = {tool.name for tool in request.tools}
+
+        def decide(tx: Tx) -> None:
+            if refusal is not None:
+                refusal.keep(tx, ctx.conversation_id, at.model)
+            if isinstance(answer, Deferred):
+                store_deferred(services, tx, ctx, at, answer, partial, again=deferred is not None)
+            else:
+                store_answer(services, tx, ctx, answer, offered, goes_on)
+
         try:
-            async with ctx.commit() as tx:
-                if refusal is not None:
-                    refusal.keep(tx, ctx.conversation_id, at.model)
-                if isinstance(answer, Deferred):
-                    self._store_deferred(tx, ctx, at, answer, partial, again=deferred is not None)
-                else:
-                    self._store_answer(tx, ctx, answer, offered)
+            await commit_observed(ctx, observed, decide)
         except (NotJsonError, DocumentTooLargeError) as too_much:
             # Larger than any value may be, or more calls than can be shown: the model's fault,
             # never the store's.
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
             await self._failed(at, ctx, refused, request, partial)
             return
-        self._services.session.failpoints.hit("CP1")
-
-    def _store_deferred(
-        self,
-        tx: Tx,
-        ctx: GenerationContext,
-        at: Request,
-        deferred: Deferred,
-        partial: PartialAnswer,
-        *,
-        again: bool,
-    ) -> None:
-        """The provider answers later: an entry says so, once, and the next poll is due."""
-        if not again:
-            append_deferred(tx, ctx.conversation_id, partial.blocks(), model=at.model)
-        update_doc(tx, LiveDocument, ctx.conversation_id, partial=None, retry=None)
-        until = poll_at(self._services.session.clock.now_us(), deferred, ctx.settings)
-        tx.wait(then=Poll(request=at, handle=deferred.handle), deadline=until)
-
-    def _store_answer(
-        self, tx: Tx, ctx: GenerationContext, answer: AssistantMessage, offered: set[str]
-    ) -> None:
-        """One commit: the answer's entry, its usage, and what follows from it."""
-        conversation = ctx.conversation_id
-        # By the clock of the session, as all that is said in it; `Models` has none but its own.
-        answer = attrs.evolve(answer, at_us=tx.now_us())
-        entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
-        add_usage(tx, conversation, answer.usage, model=answer.model)
-        if not answer.tool_calls:
-            end_run(self._services.session, tx, conversation, run_of(ctx), answer=entry)
-            tx.complete(GenerationResult(assistant=entry))
-            return
-        sequential = self._is_sequential(ctx, answer)
-        begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
-
-    def _is_sequential(self, ctx: GenerationContext, answer: AssistantMessage) -> bool:
-        """Whether the calls of an answer run one after the other: one of their tools asks so."""
-        agent = self._services.resolve(ctx.conversation_id)
-        called = [agent.tool(call.name) for call in answer.tool_calls]
-        return any(tool is not None and tool.sequential for tool in called)
-
-    async def _keep_leftover(
-        self, at: Request, ctx: GenerationContext, request: ModelRequest
-    ) -> None:
-        """A crash interrupted the request: keep what was shown and charge it, before the next."""
-        live = self._services.session.doc_value(address_of(LiveDocument, ctx.conversation_id))
-        if live is None or live["generation"] != ctx.task_id or live["partial"] is None:
-            return
-        async with ctx.commit() as tx:
-            keep_partial(
-                tx,
-                self._services,
-                ctx.conversation_id,
-                ctx.task_id,
-                model=at.model,
-                why="the process died while this was streamed",
-                sent_characters=request_characters(request),
-            )
+        services.session.failpoints.hit("CP1")
 
     # --- failures ------------------------------------------------------------------------
 
@@ -362,11 +327,16 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     @phase
     async def tools(self, at: Tools, ctx: GenerationContext) -> None:
         """Every call that was created is terminal: create the next one, or end the round."""
-        async with ctx.commit() as tx:
-            if at.queued:
+        if at.queued:
+            async with ctx.commit() as tx:
                 start_next_call(tx, ctx, at)
-            else:
-                end_round(tx, ctx, at.assistant)
+            return
+        session = self._services.session
+        live = session.doc_value(address_of(LiveDocument, ctx.conversation_id))
+        slots = [] if live is None else live["calls"]
+        missing = missing_results(slots, at.assistant, session.clock.now_us())
+        observed = await observers_of_round(ctx, at.assistant, missing)
+        await commit_observed(ctx, observed, lambda tx: end_round(tx, ctx, at.assistant))
 
     # --- abort ---------------------------------------------------------------------------
 

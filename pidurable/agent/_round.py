@@ -32,8 +32,7 @@ def begin_round(
 ) -> None:
     """Create a task for each call that the request had offered, and wait for them.
 
-    The others get their error result at once. Where no call is left the round is over before it
-    began, and the next turn begins in this commit.
+    The others get their error result at once.
 
     Args:
         tx: The commit that stores the answer.
@@ -49,9 +48,8 @@ def begin_round(
     queued: list[int] = []
     for index, call in enumerate(answer.tool_calls):
         if call.name not in offered:
-            text = no_such_tool(call.name, offered)
-            place = (entry, index)
-            append_result(tx, conversation, place, call.name, code="tool_unavailable", text=text)
+            ended = ("tool_unavailable", no_such_tool(call.name, offered))
+            append_result(tx, conversation, (entry, index), call.name, ended)
             continue
         task: int | None = None
         if sequential and ids:
@@ -61,7 +59,9 @@ def begin_round(
             ids.append(task)
         slots.append(call_slot(index=index, task_id=task, name=call.name))
     if not ids:
-        next_turn(tx, ctx, entry)
+        # The round is over before it began.
+        update_doc(tx, LiveDocument, conversation, partial=None, retry=None)
+        tx.goto(Tools(assistant=entry))
         return
     update_doc(tx, LiveDocument, conversation, partial=None, calls=slots, retry=None)
     tx.wait(then=Tools(assistant=entry, queued=tuple(queued)), on=ids)

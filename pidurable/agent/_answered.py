@@ -1,0 +1,89 @@
+"""What follows from an answer: all that one commit decides when it stores it.
+
+An answer without calls ends the run, or goes on with what a hook has to say; one with calls begins
+a round; one that comes later is to be asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from pidurable.agent._ask import poll_at
+from pidurable.agent._attempts import append_deferred
+from pidurable.agent._boundaries import end_run
+from pidurable.agent._checkpoints import (
+    GenerationContext,
+    GenerationResult,
+    Poll,
+    Request,
+    Tx,
+    run_of,
+)
+from pidurable.agent._documents import LiveDocument, add_usage, update_doc
+from pidurable.agent._round import begin_round, next_turn
+from pidurable.agent._tool_result import shown_blocks
+from pidurable.records._messages import AssistantMessage, Block, UserMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pidurable.agent._models import Deferred
+    from pidurable.agent._progress import PartialAnswer
+    from pidurable.agent._services import AgentServices
+
+
+def store_deferred(
+    services: AgentServices,
+    tx: Tx,
+    ctx: GenerationContext,
+    at: Request,
+    deferred: Deferred,
+    partial: PartialAnswer,
+    *,
+    again: bool,
+) -> None:
+    """The provider answers later: an entry says so, once, and the next poll is due."""
+    if not again:
+        append_deferred(tx, ctx.conversation_id, partial.blocks(), model=at.model)
+    update_doc(tx, LiveDocument, ctx.conversation_id, partial=None, retry=None)
+    until = poll_at(services.session.clock.now_us(), deferred, ctx.settings)
+    tx.wait(then=Poll(request=at, handle=deferred.handle), deadline=until)
+
+
+def store_answer(
+    services: AgentServices,
+    tx: Tx,
+    ctx: GenerationContext,
+    answer: AssistantMessage,
+    offered: set[str],
+    goes_on: Sequence[Block] | None,
+) -> None:
+    """The answer's entry, its usage, and what follows from it."""
+    conversation = ctx.conversation_id
+    # By the clock of the session, as all that is said in it; `Models` has none but its own.
+    answer = attrs.evolve(answer, at_us=tx.now_us())
+    entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
+    add_usage(tx, conversation, answer.usage, model=answer.model)
+    if answer.tool_calls:
+        sequential = _is_sequential(services, ctx, answer)
+        begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
+    elif goes_on is not None:
+        said = UserMessage(blocks=shown_blocks(tx, goes_on), at_us=tx.now_us())
+        tx.append(conversation, kind="pi.user", messages=[said])
+        next_turn(tx, ctx, entry)
+    else:
+        end_run(services.session, tx, conversation, run_of(ctx), answer=entry)
+        tx.complete(GenerationResult(assistant=entry))
+
+
+def _is_sequential(
+    services: AgentServices, ctx: GenerationContext, answer: AssistantMessage
+) -> bool:
+    """Whether the calls of an answer run one after the other: the host or a tool asks so."""
+    if ctx.settings.sequential_tools:
+        return True
+    agent = services.resolve(ctx.conversation_id)
+    called = [agent.tool(call.name) for call in answer.tool_calls]
+    return any(tool is not None and tool.sequential for tool in called)
