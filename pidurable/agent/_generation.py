@@ -71,7 +71,7 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._refused_images import Asked, answer_without_refused
-from pidurable.agent._round import end_round, start_next_call
+from pidurable.agent._round import RoundOutcome, end_round, outcome_of_round, start_next_call
 from pidurable.agent._services import AgentServices
 from pidurable.agent._turn_hooks import (
     continuation,
@@ -336,7 +336,24 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         slots = [] if live is None else live["calls"]
         missing = missing_results(slots, at.assistant, session.clock.now_us())
         observed = await observers_of_round(ctx, at.assistant, missing)
-        await commit_observed(ctx, observed, lambda tx: end_round(tx, ctx, at.assistant))
+        outcome = await outcome_of_round(ctx, at.assistant, slots)
+        self._report_unknown_tools(ctx, outcome)
+
+        def decide(tx: Tx) -> None:
+            end_round(self._services, tx, ctx, at.assistant, outcome)
+
+        await commit_observed(ctx, observed, decide)
+
+    def _report_unknown_tools(self, ctx: GenerationContext, outcome: RoundOutcome) -> None:
+        """A tool that is added and not installed is offered as soon as it is."""
+        if not outcome.add_tools:
+            return
+        snapshot = self._services.registry()
+        selected = self._services.selected(ctx.conversation_id)
+        known = {tool.name for tool in snapshot.tools(selected)}
+        for name in outcome.add_tools:
+            if name not in known:
+                ctx.report(f"the tool {name!r} is to be added, but no selected extension has it")
 
     # --- abort ---------------------------------------------------------------------------
 

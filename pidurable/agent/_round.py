@@ -10,15 +10,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from pidurable.agent._attempts import append_result, close_round, no_such_tool
-from pidurable.agent._boundaries import GenerationInput, place_after_round
-from pidurable.agent._call_records import ToolInput
+from pidurable.agent._boundaries import (
+    GenerationInput,
+    end_run,
+    move_to_fresh_context,
+    place_after_round,
+)
+from pidurable.agent._call_records import ToolInput, ToolReceipt
 from pidurable.agent._checkpoints import GenerationContext, GenerationResult, Tools, Tx, run_of
-from pidurable.agent._documents import LiveDocument, call_slot, read_doc, update_doc
+from pidurable.agent._documents import (
+    AgentDocument,
+    LiveDocument,
+    call_slot,
+    read_doc,
+    update_doc,
+)
+from pidurable.errors import ResultUnreadableError
+from pidurable.records._ids import TaskId
+from pidurable.records._limits import HANDOFFS_MAX
 from pidurable.records._messages import AssistantMessage, ToolCallBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
+
+    from pidurable.agent._services import AgentServices
+    from pidurable.records._tasks import Outcome
 
 
 def begin_round(
@@ -90,13 +109,110 @@ def start_next_call(tx: Tx, ctx: GenerationContext, at: Tools) -> None:
     tx.wait(then=Tools(assistant=at.assistant, queued=tuple(rest)), on=[task])
 
 
-def end_round(tx: Tx, ctx: GenerationContext, assistant: int) -> None:
-    """Every call is terminal: place what waits, let the next generation take the run over."""
-    close_round(tx, ctx.conversation_id, assistant)
-    next_turn(tx, ctx, assistant)
+# --- the end of a round ------------------------------------------------------------------------
 
 
-def next_turn(tx: Tx, ctx: GenerationContext, assistant: int) -> None:
+@attrs.frozen(kw_only=True)
+class RoundOutcome:
+    """What the results of a round ask for together."""
+
+    terminate: bool = False
+    """Whether every call of the round asks for the end of the run."""
+    handoff: str | None = None
+    """The last note in call order, with which the run is to go on in a fresh context."""
+    add_tools: tuple[str, ...] = ()
+    """In call order."""
+
+
+async def outcome_of_round(
+    ctx: GenerationContext, assistant: int, slots: Sequence[dict[str, Any]]
+) -> RoundOutcome:
+    """Read what the results of a round ask for, when every call is terminal.
+
+    Args:
+        ctx: The generation.
+        assistant: The entry of the answer.
+        slots: What `pi.live` shows of the calls.
+    """
+    ids = [TaskId[Any](slot["task"]) for slot in slots if slot["task"] is not None]
+    receipts = [_receipt(ctx, outcome) for outcome in await ctx.outcomes(ids)]
+    found = [receipt for receipt in receipts if receipt is not None]
+    terminate = bool(found) and all(receipt.terminate for receipt in found)
+    if terminate:
+        # A call that has no receipt has not asked: one to an unknown tool, or one that faulted.
+        (answer,) = ctx.snapshot.entry(assistant).messages
+        assert isinstance(answer, AssistantMessage)
+        terminate = len(found) == len(answer.tool_calls)
+    notes = [receipt.handoff for receipt in found if receipt.handoff is not None]
+    names = (name for receipt in found for name in receipt.add_tools)
+    return RoundOutcome(
+        terminate=terminate,
+        handoff=notes[-1] if notes else None,
+        add_tools=tuple(dict.fromkeys(names)),
+    )
+
+
+def _receipt(ctx: GenerationContext, outcome: Outcome[Any]) -> ToolReceipt | None:
+    try:
+        receipt = outcome.result if outcome.status == "completed" else outcome.partial
+    except ResultUnreadableError as unreadable:
+        ctx.report(f"a call of the round counts for nothing but its result: {unreadable}")
+        return None
+    return receipt if isinstance(receipt, ToolReceipt) else None
+
+
+def end_round(
+    services: AgentServices, tx: Tx, ctx: GenerationContext, assistant: int, outcome: RoundOutcome
+) -> None:
+    """Every call is terminal: close the round, and do what its results ask for.
+
+    A handoff counts for more than an end that is asked for beside it: work that somebody wants to
+    go on with is not dropped.
+    """
+    conversation = ctx.conversation_id
+    close_round(tx, conversation, assistant)
+    offer_tools(tx, conversation, outcome.add_tools)
+    if outcome.handoff is not None:
+        _hand_off(services, tx, ctx, assistant, outcome.handoff)
+    elif outcome.terminate:
+        end_run(services.session, tx, conversation, run_of(ctx), answer=assistant)
+        tx.complete(GenerationResult(assistant=assistant))
+    else:
+        next_turn(tx, ctx, assistant)
+
+
+def _hand_off(
+    services: AgentServices, tx: Tx, ctx: GenerationContext, assistant: int, note: str
+) -> None:
+    """Go on with the inputs of the run in a fresh context, unless that happens over and over."""
+    run = run_of(ctx)
+    handoffs = ctx.input.handoffs + 1
+    if handoffs > HANDOFFS_MAX:
+        detail = f"the run was handed off {HANDOFFS_MAX} times in a row, the most allowed"
+        conversation = ctx.conversation_id
+        end_run(services.session, tx, conversation, run, reason="handoff_limit", detail=detail)
+        tx.fail(detail, detail={"reason": "handoff_limit"})
+        return
+    move_to_fresh_context(tx, ctx.conversation_id, run, note)
+    # After it, so that what joins the run here is not left behind.
+    next_turn(tx, ctx, assistant, handoffs=handoffs)
+
+
+def offer_tools(tx: Tx, conversation_id: int, names: Sequence[str]) -> None:
+    """Let a conversation have more tools from its next request on.
+
+    A choice of tools by name gets the names. Without a choice all tools of the selected extensions
+    are offered already, so there is nothing to add: a tool does not bring its extension along.
+    """
+    chosen = read_doc(tx, AgentDocument, conversation_id)["tools"]
+    if chosen is None:
+        return
+    more = [name for name in names if name not in chosen]
+    if more:
+        update_doc(tx, AgentDocument, conversation_id, tools=[*chosen, *more])
+
+
+def next_turn(tx: Tx, ctx: GenerationContext, assistant: int, *, handoffs: int = 0) -> None:
     """Place what joins the run, and let a sibling of this generation take it over."""
     from pidurable.agent._generation import Generation
 
@@ -108,7 +224,7 @@ def next_turn(tx: Tx, ctx: GenerationContext, assistant: int) -> None:
     turn = ctx.input.turn + 1
     following = tx.create_task(
         Generation,
-        GenerationInput(run=run, turn=turn, continues=int(ctx.task_id)),
+        GenerationInput(run=run, turn=turn, continues=int(ctx.task_id), handoffs=handoffs),
         conversation=conversation,
     )
     update_doc(
