@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 NO_MODELS = "the harness was opened without models; pass models="
 
 _RETRY_BASE_SECONDS = 1.0
+_RETRY_FACTOR = 3.0
 _RETRY_SECONDS_MAX = 60.0
-_RETRY_JITTER = 0.5
+_RETRY_JITTER = 0.3
+"""So five more tries take 70 s at least: a provider that is away for a minute loses no run."""
 
 _SPREAD = 0.1
 """The part of a wait that a provider asked for by which it may be longer: who was sent away at one
@@ -128,7 +130,7 @@ def next_try(
     delay = backoff(
         tries + 1,
         base=_RETRY_BASE_SECONDS,
-        factor=2.0,
+        factor=_RETRY_FACTOR,
         maximum=_RETRY_SECONDS_MAX,
         jitter=_RETRY_JITTER,
         seed=seed,

@@ -329,7 +329,8 @@ def test_without_a_sensible_wait_the_delays_are_our_own(after: float | None) -> 
     # C069
     delays = [next_try(error, tries=n, settings=Settings(), seed="x")[0] for n in range(5)]
 
-    assert all(delay is not None and 0.5 <= delay <= 16 for delay in delays)
+    assert all(delay is not None and 0.5 <= delay <= 60 for delay in delays)
+    assert sum(delay or 0 for delay in delays) > 60
     assert delays[4] > delays[0] * 4  # type: ignore[operator]
 
 

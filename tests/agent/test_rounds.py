@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from agent_world import (
 from trio.testing import MockClock
 
 from pidurable.harness._open import Harness
+from pidurable.records._limits import Settings
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
 from pidurable.registry import Tool, ToolCall, tool
 
@@ -105,6 +107,28 @@ async def test_without_a_sequential_tool_the_calls_of_a_round_overlap(
         await ask(harness, "go")
 
     assert order.overlapped()
+
+
+async def test_a_host_may_have_every_round_run_one_call_after_the_other(
+    autojump_clock: MockClock,
+) -> None:
+    """With the setting, tools that would overlap do not."""
+    began: list[float] = []
+
+    @tool(name="odd", replay="safe")
+    async def odd(call: ToolCall) -> str:
+        """Take some time."""
+        began.append(trio.current_time())
+        await call.sleep(1)
+        return "x"
+
+    world = World(calls("odd", "odd", "odd"), "done", settings=Settings(sequential_tools=True))
+    world.install(odd)
+    async with world.open() as harness:
+        await ask(harness, "go")
+        await verify(world, harness)
+
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(began)] == [1, 1]
 
 
 async def test_a_kill_in_a_sequential_round_loses_no_call_and_repeats_none(
