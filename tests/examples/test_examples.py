@@ -256,6 +256,31 @@ def test_a_conversation_is_told_as_json_lines() -> None:
     assert last == "the reader has seen: 'It is sunny.', 10 tokens"
 
 
+def test_a_killed_payment_is_reconciled() -> None:
+    """The bank is asked what became of it: booked, it is not paid again; never there, it is."""
+    assert run("21_reconcile.py") == [
+        "child: bank: charged 4242",
+        "asked the bank: it was booked",
+        "after the kill: It is paid.",
+        "card 4242 was charged 1 time(s)",
+        "child: the line is down",
+        "asked the bank: it never came",
+        "bank: charged 4343",
+        "after the kill: It is paid.",
+        "card 4343 was charged 1 time(s)",
+    ]
+
+
+def test_a_killed_tool_finds_its_sub_agent_again() -> None:
+    """The second life asks the same conversation, which answers; nothing is left unfinished."""
+    killed, found, *tasks, answer = run("22_subagent.py")
+
+    assert killed == f"killed: {found}"
+    assert len(tasks) == 4
+    assert all(task.endswith(": terminal") for task in tasks)
+    assert answer == "answer: There are three doors."
+
+
 @pytest.mark.parametrize("name", NUMBERED)
 def test_an_example_is_short_and_says_how_to_run_it(name: str) -> None:
     """Each example teaches one idea in under 80 lines and names the command that runs it."""
