@@ -48,6 +48,7 @@ from pidurable.errors import (
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.records._messages import JsonValue
+from pidurable.records._readonly import copied_json
 from pidurable.session import _documents
 from pidurable.session._documents import Address, definition_of, document
 from pidurable.session._transaction import PRINCIPAL_CHARACTERS_MAX
@@ -166,13 +167,14 @@ class Asked:
 
 
 def request_of(value: dict[str, Any]) -> PermissionRequest:
-    """The record of a stored request."""
+    """The record of a stored request; what is JSON in it is a copy."""
     known = {field.name for field in attrs.fields(PermissionRequest)}
     fields = {name: given for name, given in value.items() if name in known}
     decision = value["decision"]
     return PermissionRequest(
         **{
             **fields,
+            "arguments": copied_json(value["arguments"]),
             "path": tuple((kind, id) for kind, id in value["path"]),
             "decision": None if decision is None else decode_decision(decision),
         }

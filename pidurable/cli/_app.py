@@ -10,14 +10,25 @@ import difflib
 import functools
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import trio
 from cyclopts import App, CycloptsError, Parameter
 
+from pidurable.cli._app_approvals import approval_app
+from pidurable.cli._app_parameters import (
+    Cwd,
+    Extensions,
+    Model,
+    Output,
+    Script,
+    Store,
+    Timeout,
+    ids_of,
+    options_of,
+    run_trio,
+)
 from pidurable.cli._errors import Exit, UsageError, debugging, explain_error
 from pidurable.cli._host import STDIN, Host
-from pidurable.cli._options import Options, find_sources, resolve_options
 from pidurable.errors import NotFoundError
 from pidurable.records._codes import (
     ABORTS,
@@ -29,43 +40,6 @@ from pidurable.records._codes import (
 )
 
 __all__ = ["build_app", "run_app"]
-
-Store = Annotated[
-    str | None,
-    Parameter(
-        name=["--store", "-s"], help="The store. [env: PIDURABLE_STORE; .pidurable/session.sqlite]"
-    ),
-]
-Model = Annotated[
-    str | None,
-    Parameter(name="--model", help="The model, as provider/model. [env: PIDURABLE_MODEL]"),
-]
-Script = Annotated[
-    str | None,
-    Parameter(
-        name="--script", help="A YAML file that stands for the model. [env: PIDURABLE_SCRIPT]"
-    ),
-]
-Cwd = Annotated[
-    str | None, Parameter(name="--cwd", help="The folder tools work in. [env: PIDURABLE_CWD]")
-]
-Extensions = Annotated[
-    list[str] | None,
-    Parameter(
-        name=["--extension", "-e"],
-        negative="",
-        help="A file, folder or module to load besides `coding`; may be repeated. "
-        "[env: PIDURABLE_EXTENSIONS]",
-    ),
-]
-Output = Annotated[
-    str | None,
-    Parameter(name=["--output", "-o"], help="table, json or ids. [env: PIDURABLE_OUTPUT]"),
-]
-Timeout = Annotated[
-    float | None,
-    Parameter(name="--timeout", help="Most seconds to wait; then exit 8. [env: PIDURABLE_TIMEOUT]"),
-]
 
 HELP = """Run agents whose work survives the death of the process.
 
@@ -100,6 +74,7 @@ def build_app(host: Host, version: str) -> App:
     _add_task_lift(task, host)
     _add_task_signal(task, host)
     app.command(task)
+    app.command(approval_app(host))
     conversation = App(
         name="conversation",
         help="Look at conversations, and fork them.",
@@ -109,14 +84,6 @@ def build_app(host: Host, version: str) -> App:
     _add_fork(conversation, host)
     app.command(conversation)
     return app
-
-
-def _options(host: Host, **given: Any) -> Options:
-    return resolve_options(find_sources(host.environ), **given)
-
-
-def _trio(function: Callable[[], Awaitable[int]]) -> int:
-    return int(trio.run(function))
 
 
 def _add_run(app: App, host: Host) -> None:
@@ -146,7 +113,7 @@ def _add_run(app: App, host: Host) -> None:
         """
         from pidurable.cli._run import run_prompt
 
-        options = _options(
+        options = options_of(
             host,
             store=store,
             model=model,
@@ -156,7 +123,7 @@ def _add_run(app: App, host: Host) -> None:
             output=output,
             timeout=timeout,
         )
-        return _trio(
+        return run_trio(
             functools.partial(run_prompt, host, options, prompt, request_id=request_id, go_on=go_on)
         )
 
@@ -184,7 +151,7 @@ def _add_resume(app: App, host: Host) -> None:
         """
         from pidurable.cli._run import resume_work
 
-        options = _options(
+        options = options_of(
             host,
             store=store,
             model=model,
@@ -194,7 +161,7 @@ def _add_resume(app: App, host: Host) -> None:
             output=output,
             timeout=timeout,
         )
-        return _trio(functools.partial(resume_work, host, options, plan_only=plan))
+        return run_trio(functools.partial(resume_work, host, options, plan_only=plan))
 
 
 def _add_demo(app: App, host: Host) -> None:
@@ -212,7 +179,7 @@ def _add_demo(app: App, host: Host) -> None:
         """
         from pidurable.cli._demo import run_demo
 
-        return _trio(functools.partial(run_demo, host, keep=keep, directory=directory))
+        return run_trio(functools.partial(run_demo, host, keep=keep, directory=directory))
 
     @app.command
     def explain(code: str, /) -> int:
@@ -245,7 +212,7 @@ def _add_move(app: App, host: Host) -> None:
         """
         from pidurable.cli._move import export_store
 
-        options = _options(host, store=store, output=output)
+        options = options_of(host, store=store, output=output)
         move = functools.partial(export_store, host, options, file, overwrite=overwrite)
         return _whole_or_not(host, move)
 
@@ -271,7 +238,7 @@ def _add_move(app: App, host: Host) -> None:
         """
         from pidurable.cli._move import import_store
 
-        options = _options(host, store=store, output=output)
+        options = options_of(host, store=store, output=output)
         move = functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
         return _whole_or_not(host, move)
 
@@ -279,7 +246,7 @@ def _add_move(app: App, host: Host) -> None:
 def _whole_or_not(host: Host, move: Callable[[], Awaitable[int]]) -> int:
     """Run what Ctrl-C cuts short without a trace: there is nothing to resume."""
     try:
-        return _trio(move)
+        return run_trio(move)
     except KeyboardInterrupt:
         host.err("pidurable: interrupted; nothing was made", "yellow")
         return Exit.INTERRUPTED
@@ -303,8 +270,8 @@ def _add_doctor(app: App, host: Host) -> None:
         """
         from pidurable.cli._doctor import show_doctor
 
-        options = _options(host, store=store, output=output)
-        return _trio(functools.partial(show_doctor, host, options, full=full))
+        options = options_of(host, store=store, output=output)
+        return run_trio(functools.partial(show_doctor, host, options, full=full))
 
 
 def _add_gc(app: App, host: Host) -> None:
@@ -334,8 +301,8 @@ def _add_gc(app: App, host: Host) -> None:
         """
         from pidurable.cli._gc import collect_garbage
 
-        options = _options(host, store=store, output=output, timeout=timeout)
-        return _trio(
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
             functools.partial(
                 collect_garbage,
                 *(host, options, older_than),
@@ -399,8 +366,8 @@ def _add_task_list(app: App, host: Host) -> None:
         """
         from pidurable.cli._tasks import list_tasks
 
-        options = _options(host, store=store, output=output)
-        return _trio(
+        options = options_of(host, store=store, output=output)
+        return run_trio(
             functools.partial(
                 list_tasks,
                 host,
@@ -424,8 +391,8 @@ def _add_task_show(app: App, host: Host) -> None:
         """
         from pidurable.cli._tasks import show_tasks
 
-        options = _options(host, store=store, output=output)
-        return _trio(functools.partial(show_tasks, host, options, _ids(host, ids)))
+        options = options_of(host, store=store, output=output)
+        return run_trio(functools.partial(show_tasks, host, options, ids_of(host, ids)))
 
     @app.command
     def explain(*ids: str, store: Store = None, output: Output = None) -> int:
@@ -438,8 +405,8 @@ def _add_task_show(app: App, host: Host) -> None:
         """
         from pidurable.cli._tasks import explain_tasks
 
-        options = _options(host, store=store, output=output)
-        return _trio(functools.partial(explain_tasks, host, options, _ids(host, ids)))
+        options = options_of(host, store=store, output=output)
+        return run_trio(functools.partial(explain_tasks, host, options, ids_of(host, ids)))
 
     @app.command
     def tree(
@@ -458,14 +425,14 @@ def _add_task_show(app: App, host: Host) -> None:
             watch: Show what is live again and again, as much of it as fits; Ctrl-C leaves.
             interval: Seconds between two looks of --watch.
         """
-        options = _options(host, store=store, output=output)
+        options = options_of(host, store=store, output=output)
         if watch:
             from pidurable.cli._watch import watch_tree
 
-            return _trio(functools.partial(watch_tree, host, options, root, interval=interval))
+            return run_trio(functools.partial(watch_tree, host, options, root, interval=interval))
         from pidurable.cli._tasks import show_tree
 
-        return _trio(functools.partial(show_tree, host, options, root))
+        return run_trio(functools.partial(show_tree, host, options, root))
 
 
 def _add_task_abort(app: App, host: Host) -> None:
@@ -488,9 +455,11 @@ def _add_task_abort(app: App, host: Host) -> None:
         """
         from pidurable.cli._tasks import abort_tasks
 
-        options = _options(host, store=store, extensions=extension, output=output, timeout=timeout)
-        return _trio(
-            functools.partial(abort_tasks, host, options, _ids(host, ids), yes=yes, reason=reason)
+        options = options_of(
+            host, store=store, extensions=extension, output=output, timeout=timeout
+        )
+        return run_trio(
+            functools.partial(abort_tasks, host, options, ids_of(host, ids), yes=yes, reason=reason)
         )
 
 
@@ -506,8 +475,10 @@ def _add_task_lift(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import lift_tasks
 
-        options = _options(host, store=store, output=output, timeout=timeout)
-        return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="retry"))
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
+            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="retry")
+        )
 
     @app.command
     def resume(
@@ -520,8 +491,10 @@ def _add_task_lift(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import lift_tasks
 
-        options = _options(host, store=store, output=output, timeout=timeout)
-        return _trio(functools.partial(lift_tasks, host, options, _ids(host, ids), verb="resume"))
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
+            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="resume")
+        )
 
 
 def _add_task_signal(app: App, host: Host) -> None:
@@ -547,27 +520,18 @@ def _add_task_signal(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import signal_tasks
 
-        options = _options(host, store=store, output=output, timeout=timeout)
-        return _trio(
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
             functools.partial(
                 signal_tasks,
                 host,
                 options,
-                _ids(host, [id]),
+                ids_of(host, [id]),
                 name=name,
                 payload=payload,
                 key=key,
             )
         )
-
-
-def _ids(host: Host, given: Sequence[str]) -> list[int]:
-    from pidurable.cli._tasks import parse_ids
-
-    ids = parse_ids(host, list(given))
-    if not ids:
-        raise UsageError("no id is given", "`pidurable task list` shows them; `-` reads them")
-    return list(dict.fromkeys(ids))
 
 
 def _add_conversations(app: App, host: Host) -> None:
@@ -590,8 +554,8 @@ def _add_conversations(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversations import show_log
 
-        options = _options(host, store=store, output=output)
-        return _trio(
+        options = options_of(host, store=store, output=output)
+        return run_trio(
             functools.partial(show_log, host, options, conversation, limit=limit, full=full)
         )
 
@@ -617,8 +581,8 @@ def _add_fork(app: App, host: Host) -> None:
         """
         from pidurable.cli._fork import fork_conversation
 
-        options = _options(host, store=store, output=output, timeout=timeout)
-        return _trio(
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
             functools.partial(fork_conversation, host, options, conversation, at=at, key=key)
         )
 

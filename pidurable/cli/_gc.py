@@ -31,14 +31,18 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 _COUNTED = ("tasks", "conversations", "entries", "submissions", "documents", "blobs")
 
 
-def parse_age(text: str) -> timedelta:
+def parse_age(text: str, place: str = "--older-than") -> timedelta:
     """Read an age such as `30d`.
+
+    Args:
+        text: A number and a unit.
+        place: The option it was given by.
 
     Raises:
         UsageError: It is none, or longer than there are days.
     """
     found = _AGE.fullmatch(text)
-    problem = f"--older-than: expected a number and s, m, h, d or w, got {show(text)}"
+    problem = f"{place}: expected a number and s, m, h, d or w, got {show(text)}"
     if found is None:
         raise UsageError(problem, "30d is thirty days")
     try:

@@ -60,12 +60,13 @@ class Options:
     @property
     def resume_command(self) -> str:
         """The command that goes on with this work, as it can be typed."""
-        words = ["pidurable", "resume"]
-        if self.store != DEFAULT_STORE:
-            words += ["--store", self.store]
-        for extension in self.extensions:
-            words += ["--extension", extension]
-        return " ".join(shlex.quote(word) for word in words)
+        words = [word for extension in self.extensions for word in ("--extension", extension)]
+        return " ".join([self.command("resume"), *(shlex.quote(word) for word in words)])
+
+    def command(self, *words: str) -> str:
+        """A command about this store, as it can be typed."""
+        store = () if self.store == DEFAULT_STORE else ("--store", self.store)
+        return " ".join(shlex.quote(word) for word in ("pidurable", *words, *store))
 
 
 @attrs.frozen(kw_only=True)

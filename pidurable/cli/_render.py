@@ -29,6 +29,7 @@ __all__ = [
     "conversation_text",
     "cut",
     "duration",
+    "escaped",
     "holder_lines",
     "moment",
     "outcome_word",
@@ -44,7 +45,10 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]"  # everything else that begins with ESC
 )
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-_INVISIBLE = "\u00ad\u034f\u115f\u1160\u180e\u200b\u2028\u2029\u2060\u2061\u2062\u2063\u2064\ufeff"
+_INVISIBLE = (
+    "\u00ad\u034f\u115f\u1160\u180e\u200b\u2028\u2029\u2060\u2061\u2062\u2063\u2064"
+    "\u3164\uffa0\ufeff"
+)
 _VISIBLE: dict[int, str] = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
@@ -88,9 +92,36 @@ def tail(text: str, *, lines: int, chars_max: int = 200) -> list[str]:
     ]
 
 
+def escaped(text: str) -> str:
+    """Return a text in which everything that is not plainly printed is shown as its escape.
+
+    Nothing is taken out, as `clean` does with control sequences: where somebody decides by what
+    is shown, what is hidden would be decided too.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() and ord(char) not in _VISIBLE else _escape(char) for char in text
+    )
+
+
+def _escape(char: str) -> str:
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
+    if short is not None:
+        return short
+    code = ord(char)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def compact_json(value: Any, *, chars_max: int = LINE_CHARS_MAX) -> str:
-    """Return JSON on one cleaned line: control characters stay visible as escapes."""
-    return clean_line(json.dumps(value, ensure_ascii=False), chars_max=chars_max)
+    """Return JSON on one line, with escapes for all that is not plainly printed; a cut is marked.
+
+    Control sequences stay in it, escaped: arguments are shown so where somebody decides by them.
+    """
+    line = escaped(json.dumps(value, ensure_ascii=False))
+    if len(line) <= chars_max:
+        return line
+    return f"{line[: chars_max - 1]}\u2026[{len(line) - chars_max + 1} more]"
 
 
 # --- moments and durations --------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -27,6 +27,7 @@ from pidurable.agent._inbox import (
     withdraw_queued,
     write,
 )
+from pidurable.agent._permissions import is_below
 from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._conversation_watch import Told
@@ -383,9 +384,26 @@ class Conversation:
         # Closed with the watch: who leaves in the middle of a batch leaves no generator behind.
         async with (
             self._harness._watches.told(self.id) as watch,
-            aclosing(_batches(watch)) as batches,
+            aclosing(_batches(watch, self._snapshot_of)) as batches,
         ):
             yield batches
+
+    def _snapshot_of(self, view: ConversationView) -> Snapshot:
+        documents = {
+            cls: defaults_of(cls) if stored is None else stored.json()
+            for cls in (AgentDocument, InboxDocument, LiveDocument, UsageDocument)
+            for stored in (view.documents[definition_of(cls).name],)
+        }
+        return Snapshot(
+            entries=tuple(view.history),
+            live=documents[LiveDocument],
+            agent=documents[AgentDocument],
+            inbox=tuple(documents[InboxDocument]["items"]),
+            usage=documents[UsageDocument],
+            permissions=tuple(
+                each for each in self._harness.permissions() if is_below(each, self.id)
+            ),
+        )
 
     # --- ending --------------------------------------------------------------------------
 
@@ -425,28 +443,15 @@ class Conversation:
         await self._harness._runtime.wait_for_idle(self.id)
 
 
-async def _batches(watch: Watch[Told]) -> AsyncGenerator[tuple[Event, ...], None]:
+async def _batches(
+    watch: Watch[Told], snapshot_of: Callable[[ConversationView], Snapshot]
+) -> AsyncGenerator[tuple[Event, ...], None]:
     """The batches of a watch, one for each commit that has something to tell."""
-    yield (_snapshot(watch.value.view),)
+    yield (snapshot_of(watch.value.view),)
     async for frame in watch:
-        events = (_snapshot(frame.value.view),) if frame.whole else frame.value.events
+        events = (snapshot_of(frame.value.view),) if frame.whole else frame.value.events
         if events:
             yield events
-
-
-def _snapshot(view: ConversationView) -> Snapshot:
-    documents = {
-        cls: defaults_of(cls) if stored is None else stored.json()
-        for cls in (AgentDocument, InboxDocument, LiveDocument, UsageDocument)
-        for stored in (view.documents[definition_of(cls).name],)
-    }
-    return Snapshot(
-        entries=tuple(view.history),
-        live=documents[LiveDocument],
-        agent=documents[AgentDocument],
-        inbox=tuple(documents[InboxDocument]["items"]),
-        usage=documents[UsageDocument],
-    )
 
 
 def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from pidurable.agent._documents import address_of
+from pidurable.agent._permissions import PermissionDocument
 from pidurable.errors import PidurableError
 from pidurable.harness._event_making import Happened, events_of
 from pidurable.harness._events import Event, TaskFailed
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
+_PERMISSION = definition_of(PermissionDocument).name
 _SCOPE = SCOPES["conversation"]
 _LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 
@@ -49,12 +51,13 @@ _LATE_ENTRIES_MAX = 2 * VIEW_PAGE_ENTRIES
 class _Changes:
     """What one commit has done to one conversation."""
 
-    __slots__ = ("documents", "entries", "failed", "head", "submissions")
+    __slots__ = ("documents", "entries", "failed", "head", "permissions", "submissions")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.submissions: list[SubmissionRecord] = []
         self.failed: list[TaskFailed] = []
+        self.permissions: list[DocChange] = []
         self.documents: dict[str, DocumentStep] = {}
         self.head: HeadPlace | None = None
         """The newest head among the entries."""
@@ -62,7 +65,8 @@ class _Changes:
     @property
     def any(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self.entries or self.submissions or self.failed or self.documents)
+        beside = self.submissions or self.failed or self.permissions
+        return bool(self.entries or self.documents or beside)
 
     def add(self, entry: Entry) -> None:
         """One more entry."""
@@ -126,6 +130,7 @@ class Told:
                         for name, step in changes.documents.items()
                     },
                     failed=changes.failed,
+                    permissions=[(each.before, each.after) for each in changes.permissions],
                 )
             )
         return self._events
@@ -315,6 +320,9 @@ class ConversationWatches:
                 self._changes(tx, place, id, touched).failed.append(failure)
         for change in tx.doc_changes:
             address, id = change.address, change.address.scope_id
+            if address.name == _PERMISSION:
+                self._ask(tx, change, touched)
+                continue
             if address.scope != _SCOPE or address.name not in SHOWN_NAMES:
                 continue
             place = watched.get(id)
@@ -327,6 +335,14 @@ class ConversationWatches:
                 gone = watched.pop(id, None)
                 if gone is not None:
                     gone.end(None)
+
+    def _ask(self, tx: Transaction, change: DocChange, touched: dict[int, _Changes]) -> None:
+        """A permission request is told in its conversation, and in all above it."""
+        value = change.after if change.before is None else change.before
+        for kind, id in () if value is None else value["path"]:
+            place = self._watched.get(id) if kind == "conversation" else None
+            if place is not None and place.active:
+                self._changes(tx, place, id, touched).permissions.append(change)
 
     @staticmethod
     def _changes(

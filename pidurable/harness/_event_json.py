@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from pidurable.agent._permissions import PermissionRequest, encode_request
 from pidurable.harness import _events
 from pidurable.harness._events import Event
 from pidurable.records._entries import Entry
@@ -30,6 +31,8 @@ EVENT_TYPES: Final[dict[type, str]] = {
     _events.ToolExecutionStart: "tool_execution_start",
     _events.ToolExecutionUpdate: "tool_execution_update",
     _events.ToolExecutionEnd: "tool_execution_end",
+    _events.PermissionAsked: "permission_request",
+    _events.PermissionDecided: "permission_decision",
     _events.RetryStart: "retry_start",
     _events.RetryEnd: "retry_end",
     _events.CompactionStart: "compaction_start",
@@ -47,9 +50,10 @@ EVENT_TYPES: Final[dict[type, str]] = {
 def event_json(event: Event) -> dict[str, Any]:
     """Return an event as plain JSON: a copy, in structures of its own.
 
-    `type` says what it is: the name of its class in words, as `run_start` or `message_update`,
-    only that of `EntryAdded` is `entry` and that of `SubmissionChanged` is `submission`. The other
-    fields are those of the class. Readers ignore types and fields that they do not know.
+    `type` says what it is: the name of its class in words, as `run_start` or `message_update`; but
+    `EntryAdded` is `entry`, `SubmissionChanged` is `submission`, `PermissionAsked` and
+    `PermissionDecided` are `permission_request` and `permission_decision`. The other fields are
+    those of the class. Readers ignore types and fields that they do not know.
 
     Args:
         event: Any event of `conversation.events()`.
@@ -63,6 +67,8 @@ def event_json(event: Event) -> dict[str, Any]:
 def _field_json(value: Any) -> Any:
     if isinstance(value, Entry):
         return entry_json(value)
-    if isinstance(value, tuple) and value and isinstance(value[0], Entry):
-        return [entry_json(entry) for entry in value]
+    if isinstance(value, PermissionRequest):
+        return copied_json(encode_request(value))
+    if isinstance(value, tuple):
+        return [_field_json(each) for each in value]
     return copied_json(value)

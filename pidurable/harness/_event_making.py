@@ -14,6 +14,7 @@ from pidurable.agent._documents import (
     UsageDocument,
     defaults_of,
 )
+from pidurable.agent._permissions import request_of
 from pidurable.harness._events import (
     AgentChanged,
     CompactionEnd,
@@ -25,6 +26,8 @@ from pidurable.harness._events import (
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    PermissionAsked,
+    PermissionDecided,
     RetryEnd,
     RetryStart,
     RunEnd,
@@ -65,6 +68,8 @@ class Happened:
     documents: Mapping[str, Step] = attrs.Factory(dict)
     """By name, those that it has changed."""
     failed: Sequence[TaskFailed] = ()
+    permissions: Sequence[Step] = ()
+    """Permission requests of the conversation and of those below it."""
 
 
 def events_of(happened: Happened) -> tuple[Event, ...]:
@@ -75,6 +80,7 @@ def events_of(happened: Happened) -> tuple[Event, ...]:
     events += _agent_events(happened)
     events += _usage_events(happened)
     events += happened.failed
+    events += _permission_events(happened)
     events += _compaction_events(before["compactions"], after["compactions"])
     events += _inbox_events(happened)
     events += (SubmissionChanged(each.id, each.status, each.reason) for each in submissions)
@@ -121,6 +127,19 @@ def _usage_events(happened: Happened) -> list[Event]:
     if not changed["models"] and not changed["tools"]:
         return []
     return [UsageUpdate(changed["models"], changed["tools"])]
+
+
+def _permission_events(happened: Happened) -> list[Event]:
+    events: list[Event] = []
+    for before, after in happened.permissions:
+        if after is None:
+            continue  # it went with its conversation
+        if after["state"] == "open":
+            if before is None:
+                events.append(PermissionAsked(request_of(after)))
+        elif before is None or before["state"] == "open":
+            events.append(PermissionDecided(request_of(after)))
+    return events
 
 
 def _inbox_events(happened: Happened) -> list[Event]:

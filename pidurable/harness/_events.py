@@ -15,6 +15,7 @@ from typing import Any, final
 
 import attrs
 
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.records._entries import Entry
 
 
@@ -36,6 +37,8 @@ class Snapshot:
     """What is queued: the items of `pi.inbox`, in order of arrival."""
     usage: dict[str, Any] = attrs.Factory(dict)
     """The JSON of `pi.usage`."""
+    permissions: tuple[PermissionRequest, ...] = ()
+    """What a person is asked: open requests of this conversation and all below it."""
 
 
 @final
@@ -158,6 +161,25 @@ class ToolExecutionEnd:
 
 @final
 @attrs.frozen
+class PermissionAsked:
+    """A call waits for a person: of this conversation, or of a sub-agent below it, however deep."""
+
+    request: PermissionRequest
+
+
+@final
+@attrs.frozen
+class PermissionDecided:
+    """A permission request is not open any more; its state says what became of it.
+
+    A call that a grant lets through has no other event: nobody was asked, and `grant` says which.
+    """
+
+    request: PermissionRequest
+
+
+@final
+@attrs.frozen
 class RetryStart:
     """The request failed and is made again at `until_us`."""
 
@@ -271,6 +293,8 @@ Event = (
     | ToolExecutionStart
     | ToolExecutionUpdate
     | ToolExecutionEnd
+    | PermissionAsked
+    | PermissionDecided
     | RetryStart
     | RetryEnd
     | CompactionStart

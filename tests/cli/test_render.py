@@ -119,7 +119,19 @@ def test_a_hundred_kilobytes_of_line_breaks_stay_one_bounded_line() -> None:
 
 def test_arguments_show_their_control_characters_as_escapes() -> None:
     """In JSON a control character stays visible as what it is."""
-    assert compact_json({"a": "\x1b[31m\u202e"}) == '{"a": "\\u001b[31m<U+202E>"}'
+    assert compact_json({"a": "\x1b[31m\u202e"}) == '{"a": "\\u001b[31m\\u202e"}'
+
+
+# C063
+def test_arguments_hide_nothing_between_control_characters() -> None:
+    """What a terminal would take for a title is text in arguments, and a decision covers it."""
+    hidden = "ls \x9d; rm -rf ~\x9c \u2066x\u2069 \u200d \U000e0041 \ud83d\u3164"
+    shown = compact_json({"command": hidden})
+
+    assert shown == (
+        '{"command": "ls \\u009d; rm -rf ~\\u009c \\u2066x\\u2069 \\u200d '
+        '\\U000e0041 \\ud83d\\u3164"}'
+    )
 
 
 def test_the_tail_of_an_output_is_its_last_lines() -> None:
