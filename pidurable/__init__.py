@@ -20,6 +20,10 @@ if TYPE_CHECKING:
         ModelInfo as ModelInfo,
         Prices as Prices,
     )
+    from pidurable.agent._compaction import (
+        Compaction as Compaction,
+        CompactionResult as CompactionResult,
+    )
     from pidurable.agent._decisions import (
         Decision as Decision,
         Deny as Deny,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from pidurable.agent._default_models import default_models as default_models
     from pidurable.agent._documents import (
         AgentDocument as AgentDocument,
+        CompactionDocument as CompactionDocument,
         InboxDocument as InboxDocument,
         LiveDocument as LiveDocument,
         UsageDocument as UsageDocument,
@@ -238,11 +243,13 @@ _HOMES = {
     "pidurable.agent._default_models": ("default_models",),
     "pidurable.agent._documents": (
         "AgentDocument",
+        "CompactionDocument",
         "InboxDocument",
         "LiveDocument",
         "UsageDocument",
     ),
     "pidurable.agent._grants": ("Grant", "GrantsDocument"),
+    "pidurable.agent._compaction": ("Compaction", "CompactionResult"),
     "pidurable.agent._generation": ("Generation",),
     "pidurable.agent._hooks": (
         "AfterResponse",

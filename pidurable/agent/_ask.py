@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pidurable.agent._models import (
     Deferred,
@@ -19,7 +19,6 @@ from pidurable.agent._models import (
     ToolCallDelta,
     ToolCallStart,
 )
-from pidurable.agent._progress import PartialAnswer
 from pidurable.errors import MissingExtraError, ModelError, NotFoundError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, Settings
 from pidurable.records._messages import AssistantMessage
@@ -60,8 +59,16 @@ def no_model(models: Models | None, name: str | None) -> str | None:
 Opening = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]
 
 
+class Shown(Protocol):
+    """What takes an answer as it comes."""
+
+    def add(self, kind: str, text: str) -> None:
+        """More of a text or thinking block."""
+        ...
+
+
 async def stream_answer(
-    session: Session, opening: Opening, model: str, partial: PartialAnswer
+    session: Session, opening: Opening, model: str, partial: Shown
 ) -> AssistantMessage | Deferred:
     """Read the answer as it comes, show it, and return it whole, or what it is deferred to.
 

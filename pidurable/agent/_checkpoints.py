@@ -17,6 +17,10 @@ class Prepare:
 
     tries: int = 0
     """Requests of this turn that failed and may be tried again."""
+    compacted: bool = False
+    """Whether this turn has waited for a compaction: it does so once for a threshold."""
+    overflowed: bool = False
+    """Whether a request of this turn was too large: it is tried again once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +32,8 @@ class Request:
     cutoff: int
     """The newest entry that the request includes."""
     tries: int = 0
+    compacted: bool = False
+    overflowed: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +41,19 @@ class Retry:
     """A request failed; the next try is due."""
 
     tries: int
+    compacted: bool = False
+    overflowed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Room:
+    """A compaction makes room, and the generation waits for it."""
+
+    compaction: int
+    tries: int
+    overflowed: bool
+    overflow: str | None
+    """What the provider said of the request that did not fit, if one was sent."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +82,7 @@ class GenerationResult:
     next: int | None = None
 
 
-Checkpoint = Prepare | Request | Retry | Poll | Tools
+Checkpoint = Prepare | Request | Retry | Poll | Room | Tools
 GenerationContext = TaskContext[GenerationInput, Checkpoint, GenerationResult]
 Tx = TaskTransaction[Checkpoint, GenerationResult]
 

@@ -50,6 +50,26 @@ class LiveDocument:
     retry: Any = None
     """{"try_number", "until_us", "error"} while a failed request waits for its next try."""
     compactions: list[Any] = attrs.Factory(list)
+    """One object for each that goes on: task, status (selecting, summarizing, retrying or waiting),
+    why (threshold, background, overflow or manual)."""
+
+
+@document("pi.compaction")
+@attrs.define(kw_only=True)
+class CompactionDocument:
+    """How the last compaction ended, and what keeps the next from beginning too soon."""
+
+    task: int | None = None
+    why: str | None = None
+    """threshold, background, overflow or manual."""
+    status: str | None = None
+    """applied, skipped, failed or stale."""
+    reason: str | None = None
+    """Why it was not applied."""
+    tokens: int = 0
+    """How large the context was afterwards."""
+    window: int | None = None
+    """The context window that was to be met."""
 
 
 @document("pi.inbox")

@@ -48,10 +48,18 @@ from pidurable.agent._checkpoints import (
     Prepare,
     Request,
     Retry,
+    Room,
     Tools,
     Tx,
     run_of,
 )
+from pidurable.agent._compaction_room import (
+    begin_compaction,
+    cannot_fit,
+    no_room,
+    wait_for_room,
+)
+from pidurable.agent._compaction_start import due
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
@@ -137,12 +145,28 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         now_us = session.clock.now_us()
         sections = await render_sections(agent, env, now_us, told, ctx.report)
         message = difference(told, sections, declare(agent), now_us)
+        assert services.models is not None
+        window = services.models.resolve(agent.model).context_window
+        compaction = due(session, conversation, context, window, message)
+        if compaction == "threshold" and not at.compacted:
+            async with ctx.commit() as tx:
+                wait_for_room(tx, ctx, at)
+            return
         async with ctx.commit() as tx:
+            if compaction == "background":
+                begin_compaction(tx, conversation, "background")
             cutoff = context.cutoff
             if message is not None:
                 cutoff = tx.append(conversation, kind="pi.system", messages=[message])
             tx.goto(
-                Request(model=agent.model, thinking=agent.thinking, cutoff=cutoff, tries=at.tries)
+                Request(
+                    model=agent.model,
+                    thinking=agent.thinking,
+                    cutoff=cutoff,
+                    tries=at.tries,
+                    compacted=at.compacted,
+                    overflowed=at.overflowed,
+                )
             )
 
     # --- request -------------------------------------------------------------------------
@@ -265,6 +289,9 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         delay, detail = next_try(
             error, tries=at.tries, settings=ctx.settings, seed=ctx.key(f"retry{at.tries}")
         )
+        if error.kind == "overflow" and at.overflowed:
+            context = await session.context(conversation, at.cutoff)
+            detail = bounded(cannot_fit(detail, context), ERROR_MESSAGE_BYTES_MAX)
         usage = estimated_usage(
             self._services.models,
             at.model,
@@ -281,6 +308,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 usage=usage,
                 why=detail,
             )
+            if error.kind == "overflow" and not at.overflowed:
+                update_doc(tx, LiveDocument, conversation, partial=None)
+                wait_for_room(tx, ctx, at, overflow=detail)
+                return
             if delay is None:
                 reason = "context_overflow" if error.kind == "overflow" else "model_error"
                 end_run(session, tx, conversation, run_of(ctx), reason=reason, detail=detail)
@@ -295,7 +326,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             update_doc(tx, LiveDocument, conversation, partial=None, retry=retry)
             tries = at.tries + 1
             if deferred is None:
-                tx.wait(then=Retry(tries=tries), deadline=until)
+                again = Retry(tries=tries, compacted=at.compacted, overflowed=at.overflowed)
+                tx.wait(then=again, deadline=until)
             else:
                 # What the provider works on is not to be begun again: only the asking failed.
                 request_again = attrs.evolve(at, tries=tries)
@@ -320,7 +352,17 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         """Begin again after a failed request."""
         async with ctx.commit() as tx:
             update_doc(tx, LiveDocument, ctx.conversation_id, retry=None)
-            tx.goto(Prepare(tries=at.tries))
+            tx.goto(Prepare(tries=at.tries, compacted=at.compacted, overflowed=at.overflowed))
+
+    @phase
+    async def room(self, at: Room, ctx: GenerationContext) -> None:
+        """The compaction has ended: go on, unless the request cannot fit."""
+        problem = await no_room(ctx, at)
+        if problem is None:
+            await ctx.goto(Prepare(tries=at.tries, compacted=True, overflowed=at.overflowed))
+            return
+        context = await self._services.session.context(ctx.conversation_id)
+        await self._end_unanswered(ctx, "context_overflow", cannot_fit(problem, context))
 
     # --- tools ---------------------------------------------------------------------------
 

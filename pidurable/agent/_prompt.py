@@ -9,7 +9,7 @@ it; the next request then carries one complete baseline.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,13 @@ class Told:
 
 def told_by(context: ModelContext) -> Told:
     """Replay the system messages of a context: what an edit has left out was not told."""
+    return replayed(context.systems())
+
+
+def replayed(messages: Iterable[SystemMessage]) -> Told:
+    """What a model knows that was told these messages, in order."""
     told = Told()
-    for message in context.systems():
+    for message in messages:
         for name, text in message.sections.items():
             if text is None:
                 told.sections.pop(name, None)

@@ -5,7 +5,7 @@ When the scheduler ends a run task itself, its conversation stays usable.
 `faulted` and `orphaned` are outcomes that no code of the task decides, and a task that was aborted
 before it ever ran has no handler either. In that same commit the run is settled: the partial answer
 kept, the inputs unanswered with the reason, `pi.live` cleared. A tool's slot is closed without an
-entry; the end of its round writes the error result.
+entry; the end of its round writes the error result. A compaction is shown no more.
 
 When a task is to be aborted, what is queued in the conversations below it is taken back in the same
 commit (unanswered, `aborted`): nothing may start there any more. Queued writes stay.
@@ -14,6 +14,7 @@ commit (unanswered, `aborted`): nothing may start there any more. Queued writes 
 from __future__ import annotations
 
 from pidurable.agent._attempts import settle_generation
+from pidurable.agent._compaction_start import show_ended
 from pidurable.agent._documents import LiveDocument, find_call, patch_live, read_doc
 from pidurable.agent._inbox import withdraw_queued
 from pidurable.agent._services import AgentServices
@@ -43,6 +44,8 @@ def settle_by(services: AgentServices) -> None:
                 path = f"/calls/{place}/status"
                 ops = [{"op": "replace", "path": path, "value": status}]
                 patch_live(tx, node.conversation, ops)
+        elif node.kind == "pi.compaction":
+            show_ended(tx, node.conversation, node.id)
 
     def withdraw(tx: TreeTransaction, node: Node) -> None:
         for id in services.runtime.conversations_below(tx.view, node.id):

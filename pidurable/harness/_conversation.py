@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 
+from pidurable.agent._compaction import CompactionResult
+from pidurable.agent._compaction_room import begin_compaction
 from pidurable.agent._documents import (
     AgentDocument,
     InboxDocument,
@@ -243,6 +245,32 @@ class Conversation:
             if id is not None:
                 harness.session.failpoints.hit("CP5")
                 return Submission(harness, id)
+
+    async def compact(self, instructions: str | None = None) -> TaskId[CompactionResult]:
+        """Begin to replace the older part of this conversation by a summary; return the task.
+
+        `await harness.wait_for_task(task)` waits for it: its result says whether the summary was
+        `applied`, `skipped` (nothing is older than what is kept, or a hook declined) or has become
+        `stale`; one that could not be had has `failed`, with the reason as its error. Until it is
+        applied nothing changes, and nothing is ever deleted. While a run is active, the summary is
+        placed at the run's next boundary.
+
+        Args:
+            instructions: What the summary should hold besides; None for nothing.
+
+        Raises:
+            InvalidArgumentError: The instructions are no text, or blank.
+            NotFoundError: No such conversation.
+        """
+        if instructions is not None and (
+            not isinstance(instructions, str) or not instructions.strip()
+        ):
+            problem = "expected a text that is not blank, or None"
+            raise InvalidArgumentError("instructions", problem, show(instructions))
+        self._harness.start()
+        return await self._harness._runtime.commit(
+            lambda tx: begin_compaction(tx, self.id, "manual", instructions)
+        )
 
     async def create_task(
         self,

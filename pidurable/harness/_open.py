@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast, final
 import trio
 
 from pidurable.agent._awaited_submissions import AwaitedSubmissions
+from pidurable.agent._compaction import Compaction
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
 from pidurable.agent._permissions import Permissions
@@ -466,7 +467,7 @@ class Harness(PermissionCalls):
         runtime = self._runtime
         runtime.closing = True
         for invocation in list(runtime.invocations.values()):
-            if invocation.kind == Generation.name:
+            if invocation.kind in (Generation.name, Compaction.name):
                 invocation.cancel()
         with trio.move_on_after(seconds):
             # An invocation ends, or begins to wait for work of its own: no one event says both.
@@ -718,7 +719,7 @@ async def _opened(
         )
         services.progress = Progress(runtime)
         services.permissions = Permissions(services)
-        definitions.add(Generation(services), ToolTask(services))
+        definitions.add(Generation(services), ToolTask(services), Compaction(services))
         settle_by(services)
         AwaitedSubmissions(runtime)
         harness = Harness(runtime, services, registry, starts=starts)

@@ -85,6 +85,19 @@ class ModelContext(Sequence[ContextMessage]):
         return self._cutoff
 
     @property
+    def head(self) -> int | None:
+        """The entry whose head began this context, and which comes first in it; None for none."""
+        return self._exchange.head
+
+    @property
+    def changed(self) -> int:
+        """The newest entry that changed what earlier ones contribute, by a head or an edit; or 0.
+
+        What a provider counted before it says nothing about what is in this context.
+        """
+        return self._exchange.changed
+
+    @property
     def asks_something(self) -> bool:
         """Whether anything but the system prompt is in it: without it nobody is asked."""
         first = self._exchange.first_other
@@ -151,6 +164,12 @@ class Exchange:
         self.newest = max((entry.id for entry in ordered), default=0)
         self.floor = self.newest
         """The first entry as of which one may look: what was before it was derived as one."""
+        headed = (entry.id for entry in ordered if entry.head is not None)
+        self.head: int | None = next(headed, None)
+        self.changed = max(
+            (entry.id for entry in ordered if entry.head is not None or kept_edits(entry)),
+            default=0,
+        )
         self.items: list[ContextMessage | _Place] = []
         self.owners: list[int] = []
         """By place, the entry that put it there, or the floor: ascending."""
