@@ -12,14 +12,19 @@ from typing import Any
 import trio
 from turn_outside import Book, Tools
 
+from pidurable.agent._decisions import Deny, Happened, Interrupted, Once, Pattern, Rerun
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.agent._services import AgentChange
 from pidurable.errors import (
+    AlreadyDecidedError,
     ConversationBusyError,
     NotFoundError,
+    NothingToContinueError,
     RequestIdConflictError,
 )
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
+from pidurable.harness._submission import Submission
 from pidurable.records._entries import Entry
 from pidurable.records._messages import (
     AssistantMessage,
@@ -86,26 +91,106 @@ class Host:
 
     async def send(self, harness: Harness, conversation: Conversation, mode: str) -> str:
         """Hand in an input that nobody has handed in before."""
-        marker = f"in-{len(self.book.find('sent'))}."
+        sign = "wr" if mode == "write" else "in"
+        marker = f"{sign}-{len(self.book.find('sent'))}."
         self.book.add("sent", marker=marker, mode=mode, conversation=conversation.id)
         await self._send(harness, self.book.lines[-1])
         return marker
 
     async def _send(self, harness: Harness, line: dict[str, Any]) -> None:
-        marker = line["marker"]
+        marker, mode = line["marker"], line["mode"]
         conversation = harness.conversation(line["conversation"])
-        if line["mode"] == "write":
-            return
         try:
-            submission = await conversation.submit(
-                f"please {marker}", when_busy=line["mode"], request_id=marker
-            )
-        except ConversationBusyError:
-            self.book.add("busy", marker=marker)
-            if line["mode"] != "reject":
-                self.book.add("wrong", problem=f"{marker} ({line['mode']}) was taken for a reject")
+            match mode:
+                case "write":
+                    submission = await self._write(conversation, marker)
+                case "note":
+                    submission = await conversation.write(
+                        {"marker": marker}, kind="note", request_id=marker
+                    )
+                case "reset":
+                    submission = await conversation.reset(request_id=marker)
+                case "continue":
+                    submission = await conversation.continue_run(request_id=marker)
+                case _:
+                    submission = await conversation.submit(
+                        f"please {marker}", when_busy=mode, request_id=marker
+                    )
+        except (ConversationBusyError, NothingToContinueError):
+            self.book.add("busy", marker=marker, mode=mode)
+            if mode not in ("reject", "continue"):
+                self.book.add("wrong", problem=f"{marker} ({mode}) was taken for a reject")
         else:
             self.book.add("acked", marker=marker, submission=submission.id)
+
+    async def _write(self, conversation: Conversation, marker: str) -> Submission:
+        block = TextBlock(text=f"you should know {marker}")
+        return await conversation.write(
+            kind="told", messages=[UserMessage(blocks=(block,), at_us=0)], request_id=marker
+        )
+
+    async def _do_write(self, harness: Harness, place: int, how: int) -> None:
+        """A write, or another input that is not one of the three kinds."""
+        mode = ("write", "write", "note", "reset", "continue")[how % 5]
+        await self.send(harness, await self._place(harness, place), mode)
+
+    async def _do_withdraw(self, harness: Harness, which: int) -> None:
+        """Take one input back, if it is not too late."""
+        acked = self.book.find("acked")
+        if not acked:
+            return
+        line = acked[-1 - which % len(acked)]
+        record = await harness.submission(line["submission"]).withdraw()
+        if record is not None:
+            self.book.add("withdrawn", marker=line["marker"])
+
+    # --- decisions -------------------------------------------------------------------------
+
+    async def _do_decide(self, harness: Harness, which: int, how: int) -> None:
+        """A person decides one of the open requests."""
+        found = harness.permissions()
+        if found:
+            request = found[which % len(found)]
+            await self._decide(harness, request, how)
+
+    async def _do_duel(self, harness: Harness, which: int) -> None:
+        """Two people decide one request at once, and not the same: one of them wins."""
+        found = harness.permissions()
+        if not found:
+            return
+        request = found[which % len(found)]
+        before = len(self.book.find("decided"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._decide, harness, request, 0)
+            nursery.start_soon(self._decide, harness, request, 2)
+        if len(self.book.find("decided")) > before + 1:
+            self.book.add("wrong", problem=f"two decisions of request {request.id} count")
+        self.book.add("duel")
+
+    async def _decide(self, harness: Harness, request: PermissionRequest, how: int) -> None:
+        marker = str(request.arguments["what"])  # type: ignore[index, call-overload]
+        decisions: dict[str, tuple[Any, ...]] = {
+            "call": (Once(), Once(), Deny("rather not"), Pattern(f'{{"what": "{marker[:3]}*')),
+            "effect": (Rerun(), Happened(f"it happened, {marker}"), Interrupted()),
+        }
+        among = decisions[request.subject]
+        decision = among[how % len(among)]
+        facts = {
+            "id": request.id,
+            "marker": marker,
+            "subject": request.subject,
+            "decision": type(decision).__name__.lower(),
+            "version": request.reason,
+            "deep": any(kind == "conversation" for kind, _ in request.path[1:]),
+            "pattern": getattr(decision, "pattern", None),
+        }
+        self.book.add("deciding", **facts)
+        try:
+            await harness.decide(request.id, decision, by="somebody")
+        except AlreadyDecidedError:
+            self.book.add("too late", **facts)
+        else:
+            self.book.add("decided", **facts)
 
     async def _do_again(self, harness: Harness, which: int, other: int) -> None:
         """A sender that was told says it again; or uses its request id for something else."""
@@ -114,7 +199,7 @@ class Host:
             return
         line = acked[which % len(acked)]
         (sent,) = self.book.find("sent", marker=line["marker"])
-        if sent["mode"] == "write":
+        if sent["mode"] not in MODES:
             return
         conversation = harness.conversation(sent["conversation"])
         text = f"please {line['marker']}" + (" other" if other else "")
@@ -197,6 +282,7 @@ class Host:
 
     async def finish(self, harness: Harness) -> dict[str, Any]:
         """Let everything come to rest, ask once more everywhere, and tell what is there."""
+        self.tools.calm = True
         harness.start()
         await self._rest(harness)
         for conversation in await self.places(harness):
@@ -210,11 +296,14 @@ class Host:
         return await facts(harness, sorted(ids))
 
     async def _rest(self, harness: Harness) -> None:
+        """Wait until nothing runs; whatever is still open then is refused."""
         with trio.fail_after(1e7 * self.pace):
             while True:
                 with trio.move_on_after(2_000 * self.pace):
                     await harness.wait_for_idle()
                     return
+                for request in harness.permissions():
+                    await self._decide(harness, request, 2)
 
 
 # --- what the store holds -------------------------------------------------------------------------
@@ -271,6 +360,7 @@ def told_entry(entry: Entry) -> dict[str, Any]:
         "id": entry.id,
         "kind": entry.kind,
         "head": entry.head,
+        "data": entry.data if entry.kind in ("observed", "note") else None,
         "messages": [told_message(message) for message in entry.messages],
     }
 

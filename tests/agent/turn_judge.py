@@ -15,6 +15,7 @@ submissions stand are taken, as plain JSON. What must hold is said here once mor
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -97,6 +98,10 @@ class Court:
         """How the submission of a marker stands, if it was acknowledged."""
         line = self.acked.get(marker)
         return None if line is None else self.submissions[str(line["submission"])]
+
+    def find(self, what: str) -> list[Line]:
+        """The lines of a kind."""
+        return [line for line in self.lines if line["what"] == what]
 
     def must_precede(self, one: str, other: str) -> bool:
         """Whether `one` arrived first and nothing allows `other` to overtake it."""
@@ -190,15 +195,44 @@ def _an_input_is_in_the_transcript_once(court: Court) -> Iterator[str]:
             yield f"{marker} was placed {count} times"
         if marker not in court.sent:
             yield f"{marker} was placed, and nobody sent it"
+    for line in court.lines:
+        if line["what"] == "withdrawn":
+            stands = court.named(line["marker"])
+            assert stands is not None
+            if stands["reason"] != "withdrawn":
+                yield f"{line['marker']} was given back, and is {stands['status']}"
     for marker in court.acked:
         stands = court.named(marker)
         assert stands is not None
+        if stands["reason"] == "withdrawn" and (seen[marker] or marker in court.first):
+            yield f"{marker} is withdrawn, and was placed"
         if stands["kind"] != "input":
             continue
-        if stands["reason"] == "withdrawn" and seen[marker]:
-            yield f"{marker} is withdrawn, and was placed"
         if stands["status"] == "done" and not seen[marker]:
             yield f"{marker} is done, and was not placed"
+
+
+def _a_write_is_in_the_transcript_once(court: Court) -> Iterator[str]:
+    seen: Counter[str] = Counter()
+    observed: Counter[int] = Counter()
+    for _, entry in court.own_entries():
+        if entry["kind"] == "told":
+            for message in entry["messages"]:
+                seen.update(markers(message["text"], "wr"))
+        elif entry["kind"] == "note":
+            seen[entry["data"]["marker"]] += 1
+        elif entry["kind"] == "observed":
+            observed[entry["data"]["round"]] += 1
+    for marker, line in court.acked.items():
+        mode = court.sent[marker]["mode"]
+        if mode not in ("write", "note"):
+            continue
+        stands = court.submissions[str(line["submission"])]
+        if seen[marker] != (stands["status"] == "done"):
+            yield f"{marker} ({mode}) is {stands['status']}, and stands there {seen[marker]} times"
+    for assistant, count in observed.items():
+        if count > 1:
+            yield f"the round of entry {assistant} was observed {count} times"
 
 
 def _inputs_come_in_their_order(court: Court) -> Iterator[str]:
@@ -209,6 +243,9 @@ def _inputs_come_in_their_order(court: Court) -> Iterator[str]:
         for earlier, later in combinations(seen, 2):
             if court.must_precede(later, earlier):
                 yield f"request {number} has {earlier} before {later}, which came first"
+    if court.find("forked") and any(line["mode"] == "reset" for line in court.sent.values()):
+        # What a reset took out of one conversation may first be seen later, by its fork.
+        return
     for one, other in combinations(court.first, 2):
         for first, second in ((one, other), (other, one)):
             if court.must_precede(first, second) and court.first[second] < court.first[first]:
@@ -244,6 +281,29 @@ def _effects_happen_as_often_as_they_may(court: Court) -> Iterator[str]:
             yield f"{marker} happened {len(effects)} times ({', '.join(sorted(policies))})"
         if len({line["call"] for line in effects}) > 1:
             yield f"{marker} happened in two calls"
+
+
+def _what_ran_was_approved(court: Court) -> Iterator[str]:
+    approved: dict[str, set[str]] = defaultdict(set)
+    patterns: list[str] = []
+    denied: dict[str, str] = {}
+    for line in court.lines:
+        if line["what"] == "deciding" and line["decision"] in ("once", "pattern"):
+            approved[line["marker"]].add(line["version"])
+            if line["decision"] == "pattern":
+                patterns.append(line["pattern"])
+        elif line["what"] == "decided" and line["decision"] == "deny":
+            denied[line["marker"]] = line["version"]
+        elif line["what"] == "effect" and line["tool"] == "asked":
+            marker, version = line["marker"], f"version {line['version']}"
+            text = json.dumps({"what": marker})
+            granted = any(text.startswith(pattern.removesuffix("*")) for pattern in patterns)
+            if version not in approved[marker] and not granted:
+                yield f"{marker} ran as {version}, which nobody approved"
+            if marker in denied:
+                yield f"{marker} was denied, and ran"
+        elif line["what"] == "effect" and line["tool"] == "once" and line["marker"].endswith("-3."):
+            yield f"{line['marker']} was blocked, and ran"
 
 
 def _results_tell_what_happened(court: Court) -> Iterator[str]:
@@ -299,9 +359,11 @@ CHECKS: tuple[Callable[[Court], Iterator[str]], ...] = (
     _each_input_is_answered_once_or_says_why,
     _an_answer_is_of_a_request_that_had_the_input,
     _an_input_is_in_the_transcript_once,
+    _a_write_is_in_the_transcript_once,
     _inputs_come_in_their_order,
     _nothing_is_left,
     _effects_happen_as_often_as_they_may,
+    _what_ran_was_approved,
     _results_tell_what_happened,
     _each_call_has_one_result_before_the_next_answer,
 )

@@ -12,16 +12,28 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import trio
 
+from pidurable.agent._generation import Generation
+from pidurable.agent._hooks import (
+    AfterTools,
+    Ask,
+    BeforeRequest,
+    BeforeTool,
+    BlockCall,
+    OnYield,
+    Rewrite,
+    Stop,
+)
 from pidurable.agent._script import Cut, RequestView, ScriptedCall, ScriptedError, Step
 from pidurable.agent._services import AgentChange
+from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import OutcomeUnknownError, UnansweredError
-from pidurable.registry import Extension, Tool, ToolCall, ToolResult, tool
+from pidurable.registry import Extension, Hook, Tool, ToolCall, ToolResult, hook, tool
 
 Line = dict[str, Any]
 
@@ -172,6 +184,8 @@ class Tools:
         self.pace = pace
         """Virtual seconds may be long; real ones are not."""
         self.reloads = 0
+        self.calm = False
+        """Nothing is stopped or continued any more."""
 
     def extension(self, **parts: Any) -> Extension:
         """All tools, as they are after so many reloads."""
@@ -182,7 +196,7 @@ class Tools:
             self._plain("slow", "safe", 3.0),
             self._plain("flip", flip, 0.05, version=1 + self.reloads),
             self._plain("parked", "park", 0.05),
-            self._plain("asked", "interrupt", 0.01),
+            self._plain("asked", "interrupt", 0.01, version=1 + self.reloads),
             self._look(),
             self._raises(),
             self._unsure(),
@@ -192,9 +206,48 @@ class Tools:
             self._ending("hand", handoff="the note"),
             self._nest(),
         )
-        return Extension("turns", tools=[each for each in makers if each is not None], **parts)
+        return Extension("turns", tools=makers, hooks=self._hooks(), **parts)
 
-    async def effect(self, call: ToolCall, policy: Policy, what: str) -> None:
+    def _hooks(self) -> tuple[Hook, ...]:
+        """What guards, stops and watches the turns. After a reload it may guard more closely."""
+        reloads = self.reloads
+
+        async def before_tool(call: BeforeTool) -> Ask | BlockCall | Rewrite | None:
+            what = str(call.arguments.get("what"))
+            if call.name == "asked":
+                # The version is what a yes is about; see the judge.
+                risk: Any = "high" if reloads % 3 == 2 else "medium"
+                return Ask(risk, f"version {call.tool.version}")
+            if call.name == "once" and what.endswith("-3."):
+                self.book.add("blocked", marker=what)
+                return BlockCall("not the fourth one")
+            if call.name == "bare":
+                return Rewrite({"what": what + " rewritten"})
+            return None
+
+        async def before_request(request: BeforeRequest) -> Stop | None:
+            last = markers(str(request.messages[-1].message), "in")
+            if not self.calm and last and int(last[-1][3:-1]) % 11 == 7:
+                return Stop(f"no more of {last[-1]}")
+            return None
+
+        async def on_yield(answer: OnYield) -> str | None:
+            found = markers(answer.answer.text, "ans")
+            if not self.calm and found and int(found[0][4:-1]) % 9 == 5:
+                return f"and after {found[0]}?"
+            return None
+
+        async def after_tools(round: AfterTools) -> Any:
+            data = {"round": round.assistant}
+            return lambda tx: tx.append(round.conversation_id, data, kind="observed")
+
+        generation = {"before_request": before_request, "on_yield": on_yield}
+        return (
+            hook(ToolTask, before_tool=before_tool),
+            hook(Generation, after_tools=after_tools, **generation),
+        )
+
+    async def effect(self, call: ToolCall, policy: Policy, what: str, *, version: int = 1) -> None:
         """The one thing that cannot be taken back. What is dead does nothing any more."""
         if self.dead():
             await trio.sleep_forever()
@@ -205,6 +258,7 @@ class Tools:
             key=call.key("effect"),
             marker=what,
             policy=policy,
+            version=version,
             reloads=self.reloads,
         )
 
@@ -218,7 +272,7 @@ class Tools:
                 what: The marker.
             """
             await call.output(f"{name} begins {what}\n")
-            await self.effect(call, policy, what)
+            await self.effect(call, policy, what, version=version)
             await call.sleep(seconds * self.pace)
             return f"did {what}"
 
@@ -279,7 +333,7 @@ class Tools:
                 what: The marker.
             """
             await self.effect(call, "safe", what)
-            return ToolResult(" ", error=what.endswith("1."), details={"seen": what})
+            return ToolResult(" ", error="1. " in what, details={"seen": what})
 
         return bare
 
@@ -312,20 +366,18 @@ class Tools:
 
         return tool(name=name)(run)
 
-    def _nest(self) -> Tool[..., Any] | None:
-        if not hasattr(ToolCall, "execute_tool"):
-            return None
-
+    def _nest(self) -> Tool[..., Any]:
         @tool(replay="safe")
         async def nest(what: str, call: ToolCall) -> str:
-            """Call two tools, one after the other.
+            """Call two tools one after the other, the second of which somebody may be asked about.
 
             Args:
                 what: The marker.
             """
-            execute: Callable[..., Awaitable[Any]] = getattr(call, "execute_tool")  # noqa: B009
-            first = await execute("once", {"what": f"{what}n1."}, key="first")
-            second = await execute("safe", {"what": f"{what}n2."}, key="second")
+            self.book.add("nests", marker=what)
+            first = await call.execute_tool("once", {"what": f"{what}n1."})
+            name = "asked" if what.endswith("1.") else "safe"
+            second = await call.execute_tool(name, {"what": f"{what}n2."}, key="second")
             return f"nested {first.is_error} {second.is_error}"
 
         return nest

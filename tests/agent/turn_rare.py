@@ -24,7 +24,12 @@ RARE = (
     "unanswered: no_model",
     "unanswered: turn_limit",
     "unanswered: withdrawn",
+    "unanswered: reset",
+    "unanswered: stopped",
     "result: aborted",
+    "result: blocked",
+    "result: denied",
+    "result: permission_expired",
     "result: interrupted",
     "result: invalid_arguments",
     "result: tool_error",
@@ -42,6 +47,25 @@ RARE = (
     "a sub-agent answered",
     "an extension was replaced in a round",
     "queued input was given back",
+    "one input was withdrawn",
+    "a write waited for a boundary",
+    "a run was continued",
+    "a hook continued a run",
+    "a person allowed a call",
+    "a person denied a call",
+    "a pattern let a later call through",
+    "two people decided at once",
+    "a decision came too late",
+    "a decision was cut by a death",
+    "a yes was about an older version",
+    "an effect found after a crash: rerun",
+    "an effect found after a crash: happened",
+    "an effect found after a crash: interrupted",
+    "a sub-agent asked a person",
+    "a nested call asked a person",
+    "a nested caller ran again, and its call did not",
+    "a tool ended the run",
+    "a tool handed the input on",
 )
 
 
@@ -72,9 +96,46 @@ def _met_in_the_book(player: Player) -> Iterator[str]:
         yield "a fork was taken inside a round"
     if any(line["taken"] for line in find("aborted")):
         yield "queued input was given back"
+    if find("withdrawn"):
+        yield "one input was withdrawn"
+    if find("duel"):
+        yield "two people decided at once"
+    if find("too late"):
+        yield "a decision came too late"
+    yield from _met_in_decisions(player)
     effects = Counter(line["marker"] for line in find("effect"))
+    for marker, count in Counter(line["marker"] for line in find("nests")).items():
+        if count > 1 and effects[f"{marker}n1."] == 1:
+            yield "a nested caller ran again, and its call did not"
     if any(count > 1 for count in effects.values()):
         yield "a safe tool ran twice"
+
+
+def _met_in_decisions(player: Player) -> Iterator[str]:
+    find = player.book.find
+    asked = {line["marker"]: line for line in find("effect", tool="asked")}
+    seen: dict[str, set[str]] = {}
+    for line in find("deciding"):
+        seen.setdefault(line["marker"], set()).add(line["version"])
+    for line in find("decided"):
+        marker = line["marker"]
+        if line["subject"] == "effect":
+            yield f"an effect found after a crash: {line['decision']}"
+        elif line["decision"] == "deny":
+            yield "a person denied a call"
+        elif marker in asked:
+            yield "a person allowed a call"
+        if "n2." in marker:
+            yield "a nested call asked a person"
+        if line["deep"]:
+            yield "a sub-agent asked a person"
+        if len(seen[marker]) > 1:
+            yield "a yes was about an older version"
+    if any(marker not in seen for marker in asked):
+        yield "a pattern let a later call through"
+    told = Counter(line["id"] for name in ("decided", "too late") for line in find(name))
+    if any(line["id"] not in told for line in find("deciding")):
+        yield "a decision was cut by a death"
 
 
 def _met_in_transcripts(player: Player) -> Iterator[str]:
@@ -87,6 +148,8 @@ def _met_in_transcripts(player: Player) -> Iterator[str]:
     for stands in player.facts["submissions"].values():
         if stands["run"] is not None and stands["entry"] is not None:
             runs.setdefault(stands["run"], []).append(stands["entry"])
+            if stands["kind"] == "continue" and stands["status"] == "done":
+                yield "a run was continued"
             if stands["mode"] == "follow_up" and stands["status"] == "done":
                 yield "a follow-up started the next run"
     for conversation in player.facts["conversations"].values():
@@ -103,6 +166,10 @@ def _met_in_transcripts(player: Player) -> Iterator[str]:
             for message in entry["messages"]:
                 if message["role"] == "user":
                     turns = 0
+                    if entry["kind"] == "told" and spoken and spoken[-1] > entry["id"]:
+                        yield "a write waited for a boundary"
+                    if message["text"].startswith("and after ans-"):
+                        yield "a hook continued a run"
                 elif message["role"] == "assistant" and message["status"] == "complete":
                     turns += 1
                     if turns == 3:
@@ -114,5 +181,9 @@ def _met_in_transcripts(player: Player) -> Iterator[str]:
                         yield f"result: {message['code']}"
                     if "as the book says" in message["text"]:
                         yield "a tool was asked what became of its call"
+                    if message["name"] == "bye" and not message["is_error"]:
+                        yield "a tool ended the run"
+                    if message["name"] == "hand" and not message["is_error"]:
+                        yield "a tool handed the input on"
                     if message["name"] == "subagent" and "ans-" in message["text"]:
                         yield "a sub-agent answered"
