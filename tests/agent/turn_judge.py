@@ -186,10 +186,16 @@ def _an_answer_is_of_a_request_that_had_the_input(court: Court) -> Iterator[str]
 
 def _an_input_is_in_the_transcript_once(court: Court) -> Iterator[str]:
     seen: Counter[str] = Counter()
-    for _, entry in court.own_entries():
-        if entry["kind"] == "pi.user":
+    moved: dict[str, set[str]] = defaultdict(set)
+    for id, entry in court.own_entries():
+        if entry["kind"] == "pi.reset" and entry["messages"]:
+            # A handoff: behind its note, what the run is to answer is said once more.
+            moved[id] = set(seen)
+        elif entry["kind"] == "pi.user":
             for message in entry["messages"]:
-                seen.update(markers(message["text"], "in"))
+                for marker in markers(message["text"], "in"):
+                    seen[marker] += marker not in moved[id]
+                    moved[id].discard(marker)
     for marker, count in seen.items():
         if count > 1:
             yield f"{marker} was placed {count} times"
