@@ -42,6 +42,15 @@ class Execute:
 
 
 @attrs.frozen(kw_only=True)
+class Approval:
+    """A person decides: may the call run, or what became of the effect that was found?"""
+
+    request: int
+    effect: Execute | None = None
+    """What was found after a crash; None for a call that has not run."""
+
+
+@attrs.frozen(kw_only=True)
 class ToolReceipt:
     """How a call ended, the entry of its result, and what it asks of its round."""
 

@@ -89,6 +89,10 @@ class Happened:
 
     result: str | ToolResult
 
+    def as_result(self) -> ToolResult:
+        """The result as a tool would return it."""
+        return ToolResult(self.result) if isinstance(self.result, str) else self.result
+
 
 @final
 @attrs.frozen
@@ -183,8 +187,7 @@ def encode_decision(decision: Decision) -> dict[str, Any]:
     elif isinstance(decision, Deny):
         found["text"] = decision.text
     elif isinstance(decision, Happened):
-        result = decision.result
-        found["result"] = _encode_result(ToolResult(result) if isinstance(result, str) else result)
+        found["result"] = _encode_result(decision.as_result())
     return found
 
 

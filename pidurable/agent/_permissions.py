@@ -5,7 +5,9 @@ can be read for as long as the conversation is there, and no fork has it. Its st
 
     open --> granted | denied       a person decided
          --> expired                nobody did in time; written by the call itself
-         --> closed                 aborted, superseded (by another request), gone (its call ended)
+         --> closed                 aborted, or gone (its call ended without code of its own)
+    granted --> closed              superseded: the call is not what was granted any more, and
+                                    asks again
 
 Holds at all times:
 
@@ -293,6 +295,16 @@ def leave_open(
     value = tx.doc_value(address)
     tx.patch_doc(definition_of(PermissionDocument), address, ops)
     _hold_slot(tx, value["conversation"], value["task"], held_by=None, status="running")
+
+
+def supersede(tx: TreeTransaction, request: PermissionRequest) -> None:
+    """Stage that a yes does not count: what would run now is not what was granted."""
+    ops = [
+        {"op": "replace", "path": "/state", "value": "closed"},
+        {"op": "replace", "path": "/closed_reason", "value": "superseded"},
+    ]
+    address = address_of_request(request.conversation, request.id)
+    tx.patch_doc(definition_of(PermissionDocument), address, ops)
 
 
 def is_open(tx: Transaction, address: Address) -> bool:

@@ -4,13 +4,15 @@
 
     call:     resolve, validate, ask `before_tool`, validate again, commit the intent (-> execute),
               run the tool, ask `after_tool`, commit the outcome
+    approval: a person was asked, by a hook before the intent or after a crash found one; on a yes
+              everything before the intent is done anew
     execute:  reached only by recovery: the effect may or may not have happened
 
 The intent fixes the final arguments and the replay policy, so `before_tool` is not asked again
 after it. Found there after a crash, a `safe` call runs again with the stored arguments, a
-`reconcile` call asks its tool what happened; any other gives the model an error result that says
-the outcome is unknown, with what it had put out. The stricter of the stored and the current policy
-counts; a tool that is gone counts as `interrupt`.
+`reconcile` call asks its tool what happened, a `park` call asks a person; any other gives the model
+an error result that says the outcome is unknown, with what it had put out. The stricter of the
+stored and the current policy counts; a tool that is gone counts as `interrupt`.
 
 Every result of a call that may have run goes through `after_tool`, however it came about, so that
 what a hook takes out of results stays out of all of them. Those of aborted calls go through
@@ -23,8 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import attrs
 
+from pidurable.agent._approval import answered, ask as ask_a_person, covers, denied, describe, park
 from pidurable.agent._asking import ask_after_tool, ask_before_tool, ask_on_abort
-from pidurable.agent._call_records import Call, Execute, ToolInput, ToolReceipt
+from pidurable.agent._call_records import Approval, Call, Execute, ToolInput, ToolReceipt
+from pidurable.agent._decisions import Happened, Interrupted, Rerun
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
@@ -35,6 +39,7 @@ from pidurable.agent._documents import (
 )
 from pidurable.agent._hooks import AfterTool, Ask, BeforeTool, OnAbort, ToolHooks
 from pidurable.agent._nested import stored_result
+from pidurable.agent._permissions import Asked, PermissionRequest, Subject
 from pidurable.agent._replay import stricter, unknown_text
 from pidurable.agent._running_call import RunningCall
 from pidurable.agent._services import Agent, AgentServices
@@ -49,9 +54,9 @@ from pidurable.agent._tool_result import (
     with_output,
 )
 from pidurable.agent._tool_run import invoke, reconcile
-from pidurable.errors import OutcomeUnknownError
+from pidurable.errors import NotJsonError, OutcomeUnknownError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
-from pidurable.records._messages import Block, ToolResultMessage
+from pidurable.records._messages import Block, TextBlock, ToolResultMessage
 from pidurable.registry._call import ToolResult
 from pidurable.registry._tool import Tool, ToolArgumentsError
 from pidurable.tasks._context import TaskContext
@@ -61,8 +66,6 @@ from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
-
-_NOBODY_TO_ASK = "This call needs a person's permission, and nobody can be asked here."
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +79,7 @@ class Prepared:
     ask: Ask | None = None
 
 
-Checkpoint = Call | Execute
+Checkpoint = Call | Approval | Execute
 ToolContext = TaskContext[ToolInput, Checkpoint, ToolReceipt]
 Tx = TaskTransaction[Checkpoint, ToolReceipt]
 
@@ -104,13 +107,11 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         prepared = await self._prepare(ctx, ctx.input.arguments)
         if isinstance(prepared, FinalResult):
             await self._store(ctx, prepared)
-        elif prepared.ask is not None:
-            await self._store(ctx, error_result("blocked", _NOBODY_TO_ASK))
         else:
-            await self._go_on(ctx, prepared)
+            await self._ask_or_go_on(ctx, prepared)
 
     async def _prepare(
-        self, ctx: ToolContext, arguments: Any, *, grant: Any = None
+        self, ctx: ToolContext, arguments: Any, *, grant: PermissionRequest | None = None
     ) -> Prepared | FinalResult:
         """Resolve the tool and ask the `before_tool` hooks; a result where it is not to run."""
         agent = self._services.resolve(ctx.conversation_id)
@@ -149,11 +150,39 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             ask=decision.ask,
         )
 
-    async def _go_on(self, ctx: ToolContext, prepared: Prepared) -> None:
-        """Commit the intent, then perform the effect and commit its outcome."""
+    async def _ask_or_go_on(
+        self, ctx: ToolContext, prepared: Prepared, given: PermissionRequest | None = None
+    ) -> None:
+        """Commit the intent and run the call, unless a person is to be asked what is not given."""
         intent = Execute(arguments=prepared.arguments, replay=prepared.tool.replay)
+        ask = prepared.ask
+        if ask is None and given is not None:
+            # Nobody asks any more; but what was granted is what was shown.
+            ask = Ask(given.risk, given.reason)
+        if ask is not None:
+            asked = self._describe(ctx, "call", prepared, ask)
+            if isinstance(asked, FinalResult):
+                await self._store(ctx, asked)
+                return
+            if given is None or not covers(given, asked):
+                if await ask_a_person(ctx, asked, intent=intent, before=given):
+                    await self._run(ctx, intent, prepared)
+                return
         await ctx.goto(intent)
         await self._run(ctx, intent, prepared)
+
+    def _describe(
+        self, ctx: ToolContext, subject: Subject, prepared: Prepared, ask: Ask
+    ) -> Asked | FinalResult:
+        return describe(
+            self._services,
+            ctx,
+            subject=subject,
+            agent=prepared.agent,
+            tool=prepared.tool,
+            arguments=prepared.arguments,
+            ask=ask,
+        )
 
     async def _run(self, ctx: ToolContext, at: Execute, prepared: Prepared) -> None:
         """Perform the effect, whose intent is stored, and commit its outcome."""
@@ -184,6 +213,91 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             tx.goto(attrs.evolve(at, unknown=detail))
         return None
 
+    # --- approval ------------------------------------------------------------------------
+
+    @phase
+    async def approval(self, at: Approval, ctx: ToolContext) -> None:
+        """Go on as a person has decided, or as nobody has in time."""
+        request = await answered(self._services, ctx, at)
+        if request is None:
+            return
+        if at.effect is not None:
+            await self._judged(ctx, at.effect, request)
+            return
+        if request.state != "granted":
+            await self._store(ctx, denied(request))
+            return
+        prepared = await self._prepare(ctx, ctx.input.arguments, grant=request)
+        if isinstance(prepared, FinalResult):
+            await self._store(ctx, prepared)
+        else:
+            await self._ask_or_go_on(ctx, prepared, request)
+
+    async def _judged(self, ctx: ToolContext, at: Execute, request: PermissionRequest) -> None:
+        """Do with an effect that was found what a person has said of it."""
+        tool = self._services.resolve(ctx.conversation_id).tool(ctx.input.name)
+        said = request.decision
+        if isinstance(said, Rerun):
+            await self._run_again(ctx, at, request)
+            return
+        if isinstance(said, Happened):
+            bounds = bounds_of(tool, ctx.settings.value_bytes_max)
+            try:
+                final = replaced(FinalResult(blocks=()), said.as_result(), bounds)
+            except (TypeError, NotJsonError, ToolArgumentsError) as problem:
+                # The tool has changed since it was decided.
+                text = f"A person has given a result that does not fit: {problem}"
+                final = self._interrupted(ctx, at, text)
+        elif isinstance(said, Interrupted):
+            final = self._interrupted(ctx, at)
+        else:
+            final = self._interrupted(ctx, at, "Nobody decided in time what became of it.")
+        await self._finish(ctx, at, tool, final)
+
+    async def _run_again(self, ctx: ToolContext, at: Execute, request: PermissionRequest) -> None:
+        """Run an effect again that a person has looked into: as shown, if nobody blocks it now."""
+        prepared = await self._prepare(ctx, at.arguments, grant=request)
+        if isinstance(prepared, FinalResult):
+            why = "".join(each.text for each in prepared.blocks if isinstance(each, TextBlock))
+            tool = self._services.resolve(ctx.conversation_id).tool(ctx.input.name)
+            await self._finish(ctx, at, tool, self._interrupted(ctx, at, why))
+            return
+        # Rewriting is over: what is stored with the intent is what runs.
+        kwargs = validated(prepared.tool, at.arguments)
+        prepared = attrs.evolve(prepared, arguments=at.arguments, kwargs=kwargs)
+        asked = self._describe(ctx, "effect", prepared, Ask(request.risk, request.reason))
+        if isinstance(asked, FinalResult) or not covers(request, asked):
+            await self._park(ctx, at, prepared.agent, prepared.tool, before=request)
+            return
+        await ctx.goto(at)
+        await self._clear_output(ctx)
+        await self._run(ctx, at, prepared)
+
+    async def _park(
+        self,
+        ctx: ToolContext,
+        at: Execute,
+        agent: Agent,
+        tool: Tool[..., Any] | None,
+        *,
+        before: PermissionRequest | None = None,
+    ) -> None:
+        """Ask a person what became of an effect, and wait."""
+        asked = describe(
+            self._services,
+            ctx,
+            subject="effect",
+            agent=agent,
+            tool=tool,
+            arguments=at.arguments,
+            ask=Ask("high", unknown_text(at.unknown)),
+        )
+        if isinstance(asked, FinalResult):
+            why = "It is too large to be shown to a person."
+            await self._finish(ctx, at, tool, self._interrupted(ctx, at, why))
+        else:
+            await park(ctx, asked, effect=at, before=before)
+
     # --- execute: only after a crash, or an outcome that is unknown ------------------------
 
     @phase
@@ -191,7 +305,10 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         """Decide what becomes of a call whose effect may have happened."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
-        policy = "interrupt" if tool is None else stricter(at.replay, tool.replay)
+        policy = stricter(at.replay, "interrupt" if tool is None else tool.replay)
+        if policy == "park":
+            await self._park(ctx, at, agent, tool)
+            return
         if tool is None or policy not in ("safe", "reconcile"):
             await self._finish(ctx, at, tool, self._interrupted(ctx, at))
             return
@@ -333,7 +450,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     async def abort(self, at: Checkpoint, ctx: ToolContext) -> None:
         """An aborted result, with what was put out so far."""
         text = "The call was aborted before it ran."
-        if isinstance(at, Execute):
+        if _begun(at) is not None:
             text = "The call was aborted while it ran; a part of its effect may have happened."
         final = with_committed(error_result("aborted", text), _slot(self._services.session, ctx))
         if ctx.handlers("on_abort"):
@@ -345,6 +462,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         """The aborted result, as the `on_abort` hooks have left it."""
         tool = self._services.resolve(ctx.conversation_id).tool(ctx.input.name)
         bounds = bounds_of(tool, ctx.settings.value_bytes_max)
+        begun = _begun(at)
 
         def accept(by: ToolResult) -> ToolResult:
             nonlocal final
@@ -355,13 +473,20 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             conversation_id=ctx.conversation_id,
             task=int(ctx.task_id),
             name=ctx.input.name,
-            arguments=at.arguments if isinstance(at, Execute) else ctx.input.arguments,
+            arguments=ctx.input.arguments if begun is None else begun.arguments,
             nested=ctx.input.caller is not None,
-            started=isinstance(at, Execute),
+            started=begun is not None,
             result=final.as_given(),
         )
         await ask_on_abort(ctx, asked, accept)
         return final
+
+
+def _begun(at: Checkpoint) -> Execute | None:
+    """The intent of a call that may have run."""
+    if isinstance(at, Approval):
+        return at.effect
+    return at if isinstance(at, Execute) else None
 
 
 def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:

@@ -21,7 +21,6 @@ from trio.testing import MockClock
 
 from pidurable import (
     AfterTool,
-    Ask,
     BeforeTool,
     BlockCall,
     OnAbort,
@@ -97,7 +96,6 @@ async def test_a_hook_that_changes_what_it_was_given_changes_nothing(
         (Rewrite({"other": 1}), "invalid_arguments", "an extension has changed its arguments"),
         (Rewrite("text"), "invalid_arguments", "not a JSON object"),
         (Rewrite({"what": {1}}), "blocked", "gave arguments"),
-        (Ask("high"), "blocked", "permission"),
         ("yes", "blocked", "answered 'yes'"),
         (RuntimeError("broken"), "blocked", "RuntimeError: broken"),
     ],
