@@ -60,7 +60,7 @@ __all__ = [
 Risk = Literal["low", "medium", "high"]
 CompactReason = Literal["threshold", "background", "overflow", "manual"]
 
-Staged = Callable[["TaskTransaction[Any, Any]"], None]
+Staged = Callable[["TaskTransaction[Any, Any]"], object]
 """What an observer may return: run on the transaction of the commit that decides, so that what it
 stages is stored with the decision or not at all. Where it raises, that is reported and the decision
 is committed without it."""

@@ -244,6 +244,16 @@ def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
     ]
 
 
+def test_an_office_keeps_its_rules_by_hooks() -> None:
+    """A letter goes elsewhere, another one nowhere, a call is hung up, and the run goes on once."""
+    (line,) = run("19_hooks.py")
+
+    assert line == (
+        "I am. ['Sent to the boss. By post.', 'Prices are not told by mail.', "
+        "'It rang for a minute.']"
+    )
+
+
 def test_a_conversation_is_told_as_json_lines() -> None:
     """Each line is an event with its type, and who reads only lines has the answer at the end."""
     *lines, last = run("20_events_as_json.py")
