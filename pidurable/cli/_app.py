@@ -66,6 +66,7 @@ def build_app(host: Host, version: str) -> App:
     _add_demo(app, host)
     _add_move(app, host)
     _add_doctor(app, host)
+    _add_usage(app, host)
     _add_gc(app, host)
     task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
     _add_task_list(task, host)
@@ -272,6 +273,23 @@ def _add_doctor(app: App, host: Host) -> None:
 
         options = options_of(host, store=store, output=output)
         return run_trio(functools.partial(show_doctor, host, options, full=full))
+
+
+def _add_usage(app: App, host: Host) -> None:
+    @app.command
+    def usage(below: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
+        """Say what was spent, by model and by tool; works beside a running holder.
+
+        Failed, aborted and interrupted attempts count too. With `-o ids` the
+        models are printed.
+
+        Args:
+            below: Only what this task or conversation has spent, with all below it.
+        """
+        from pidurable.cli._usage import show_usage
+
+        options = options_of(host, store=store, output=output)
+        return run_trio(functools.partial(show_usage, host, options, below))
 
 
 def _add_gc(app: App, host: Host) -> None:

@@ -527,9 +527,28 @@ class Harness(PermissionCalls):
         """
         return await self._collector.collect(older_than, keep=keep_outcomes, dry_run=dry_run)
 
-    async def usage(self) -> dict[str, Usage]:
-        """Tokens and cost by model, of all conversations."""
-        return await total_usage(self.session)
+    async def usage(self, *, below: int | None = None) -> dict[str, Usage]:
+        """Tokens and cost by model, of all conversations; failed and cut attempts count too.
+
+        Args:
+            below: Only those of this task or conversation, and of all below it. A conversation's
+                own are what it has spent since it was made: a fork starts at zero.
+
+        Raises:
+            NotFoundError: This session has no such task or conversation.
+        """
+        return await total_usage(self.session, "models", below)
+
+    async def tool_usage(self, *, below: int | None = None) -> dict[str, Usage]:
+        """What tools say that they have spent, by tool. See `usage`.
+
+        Args:
+            below: As for `usage`.
+
+        Raises:
+            NotFoundError: As `usage`.
+        """
+        return await total_usage(self.session, "tools", below)
 
     # --- what waits hang on --------------------------------------------------------------
 

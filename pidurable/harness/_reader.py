@@ -34,9 +34,11 @@ from pidurable.errors import (
     UnknownTaskError,
 )
 from pidurable.harness._stored_facts import HolderState, StoredFacts
+from pidurable.harness._usage import stored_usage
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._limits import VIEW_PAGE_ENTRIES, Settings
+from pidurable.records._messages import Usage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import Status, TaskRecord
 from pidurable.session import _documents
@@ -506,6 +508,20 @@ class Reader:
             raise StorageCorruptError(
                 self.store, f"entry {row.id} cannot be decoded ({type(error).__name__}: {error})"
             ) from error
+
+    async def usage(self, *, below: int | None = None) -> dict[str, dict[str, Usage]]:
+        """Return what was spent: under `models` by model, under `tools` by tool.
+
+        Args:
+            below: Only what this task or conversation has spent, with all below it.
+
+        Raises:
+            NotFoundError: This session has no such task or conversation.
+        """
+        try:
+            return await self._read("the usage", lambda: stored_usage(self._storage, below))
+        except NotFoundError as error:
+            raise NotFoundError(error.kind, error.id, _TREE_HINT) from error
 
     # --- submissions and documents -------------------------------------------------------
 
