@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         PermissionRequest as PermissionRequest,
     )
     from pidurable.agent._provider_ai import AiProvider as AiProvider
+    from pidurable.agent._selection import Selection as Selection
     from pidurable.agent._services import AgentChange as AgentChange
     from pidurable.agent._tool_call import ToolTask as ToolTask
     from pidurable.harness._client import Client as Client, open_client as open_client
@@ -288,6 +289,7 @@ _HOMES = {
     ),
     "pidurable.agent._permissions": ("PermissionDocument", "PermissionRequest"),
     "pidurable.agent._provider_ai": ("AiProvider",),
+    "pidurable.agent._selection": ("Selection",),
     "pidurable.agent._services": ("AgentChange",),
     "pidurable.agent._tool_call": ("ToolTask",),
     "pidurable.harness._client": ("Client", "open_client"),

@@ -25,10 +25,12 @@ class AgentDocument:
     model: str | None = None
     """As "provider/model"."""
     thinking: str | None = None
-    extensions: list[str] | None = None
-    """Those whose tools, sections and hooks apply; None: all that are installed."""
-    tools: list[str] | None = None
-    """Those of their tools that are offered; None: all."""
+    extensions: Any = None
+    """Those whose tools, sections and hooks apply: a list of names, or {"add": [...],
+    "remove": [...]} for the difference from the host's default, which is what None stands for."""
+    tools: Any = None
+    """Those of their tools that are offered: a list of names, or {"add": [], "remove": [...]};
+    None: all."""
     instructions: str | None = None
     cwd: str | None = None
     turns_max: int | None = None

@@ -28,6 +28,7 @@ from pidurable.agent._documents import (
     read_doc,
     update_doc,
 )
+from pidurable.agent._selection import with_tools
 from pidurable.errors import ResultUnreadableError
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import HANDOFFS_MAX
@@ -201,15 +202,13 @@ def _hand_off(
 def offer_tools(tx: Tx, conversation_id: int, names: Sequence[str]) -> None:
     """Let a conversation have more tools from its next request on.
 
-    A choice of tools by name gets the names. Without a choice all tools of the selected extensions
-    are offered already, so there is nothing to add: a tool does not bring its extension along.
+    A choice of tools by name gets the names, one by difference leaves them out no longer. Without a
+    choice all tools of the selected extensions are offered already, so there is nothing to add: a
+    tool does not bring its extension along.
     """
     chosen = read_doc(tx, AgentDocument, conversation_id)["tools"]
-    if chosen is None:
-        return
-    more = [name for name in names if name not in chosen]
-    if more:
-        update_doc(tx, AgentDocument, conversation_id, tools=[*chosen, *more])
+    if chosen is not None and names:
+        update_doc(tx, AgentDocument, conversation_id, tools=with_tools(chosen, names))
 
 
 def next_turn(tx: Tx, ctx: GenerationContext, assistant: int, *, handoffs: int = 0) -> None:

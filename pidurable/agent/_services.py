@@ -9,6 +9,7 @@ import attrs
 
 from pidurable.agent._documents import AgentDocument, address_of
 from pidurable.agent._models import Models
+from pidurable.agent._selection import Selection, offers_tool, selected_extensions
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.registry._env import Env, LocalEnv
 from pidurable.registry._snapshot import RegistrySnapshot
@@ -49,8 +50,11 @@ class AgentChange:
     model: str | None = UNSET
     """As "provider/model"."""
     thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"] | None = UNSET
-    extensions: list[str] | None = UNSET
-    tools: list[str] | None = UNSET
+    extensions: list[str] | Selection | None = UNSET
+    """Whose tools, sections and hooks apply: by name, or by difference from the host's default.
+    Names that are not installed are skipped, and count as soon as they are."""
+    tools: list[str] | Selection | None = UNSET
+    """Which of their tools are offered: by name, or all but `Selection(remove=[...])`."""
     instructions: str | None = UNSET
     cwd: str | None = UNSET
     turns_max: int | None = attrs.field(default=UNSET, validator=_check_turns)
@@ -105,8 +109,9 @@ class AgentServices:
     def selected(self, conversation_id: int) -> tuple[str, ...] | None:
         """The extensions that a conversation selects; None for all that are installed."""
         stored = self.runtime.session.doc_value(address_of(AgentDocument, conversation_id)) or {}
-        extensions = stored.get("extensions")
-        return None if extensions is None else tuple(extensions)
+        chosen = stored.get("extensions")
+        settings = self.runtime.session.settings
+        return selected_extensions(chosen, settings.extensions, self.registry().extensions)
 
     def may_reach(self, from_id: int, conversation_id: int) -> bool:
         """Whether the code of a task in one conversation may use the id of another.
@@ -140,9 +145,7 @@ class AgentServices:
         selected = self.selected(conversation_id)
         names = stored.get("tools")
         # Names that are not installed are skipped, and count again once they are.
-        tools = tuple(
-            tool for tool in snapshot.tools(selected) if names is None or tool.name in names
-        )
+        tools = tuple(tool for tool in snapshot.tools(selected) if offers_tool(names, tool.name))
         return Agent(
             model=stored.get("model"),
             thinking=stored.get("thinking"),

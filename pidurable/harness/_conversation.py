@@ -30,6 +30,7 @@ from pidurable.agent._inbox import (
     write,
 )
 from pidurable.agent._permissions import is_below
+from pidurable.agent._selection import checked_selection
 from pidurable.agent._services import THINKING_LEVELS, AgentChange
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._conversation_watch import Told
@@ -325,7 +326,7 @@ class Conversation:
             if any(made.id == id for made in tx.conversations):
                 copied = dict(read_doc(tx, AgentDocument, self.id))
                 if agent is not None:
-                    copied.update(agent.given())
+                    copied.update(checked_change(agent))
                 update_doc(tx, AgentDocument, id, **copied)
         return Conversation(self._harness, id)
 
@@ -499,16 +500,16 @@ def checked_change(change: AgentChange) -> dict[str, Any]:
         "turns_max": int,
     }
     for name, value in given.items():
+        if name in ("extensions", "tools"):
+            given[name] = checked_selection(name, value)
+            continue
         if value is None:
             continue
         _json.check_json(value, f"$.{name}")
         if name == "thinking" and value not in THINKING_LEVELS:
             problem = f"expected one of {', '.join(THINKING_LEVELS)}, or None"
             raise InvalidArgumentError(name, problem, show(value))
-        if name in ("extensions", "tools"):
-            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-                raise InvalidArgumentError(name, "expected a list of names, or None", show(value))
-        elif type(value) is not kinds[name]:
+        if type(value) is not kinds[name]:
             raise InvalidArgumentError(
                 name, f"expected {kinds[name].__name__}, or None", show(value)
             )

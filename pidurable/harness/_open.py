@@ -14,6 +14,7 @@ from pidurable.agent._awaited_submissions import AwaitedSubmissions
 from pidurable.agent._compaction import Compaction
 from pidurable.agent._generation import Generation
 from pidurable.agent._models import Models
+from pidurable.agent._owned_agents import OwnedAgents
 from pidurable.agent._permissions import Permissions
 from pidurable.agent._progress import Progress
 from pidurable.agent._services import AgentChange, AgentServices, EnvFor, local_env
@@ -741,6 +742,7 @@ async def _opened(
         definitions.add(Generation(services), ToolTask(services), Compaction(services))
         settle_by(services)
         AwaitedSubmissions(runtime)
+        OwnedAgents(runtime)
         harness = Harness(runtime, services, registry, starts=starts)
         runtime.host = TaskHost(harness, services)
         runtime.session.participants.append(harness)

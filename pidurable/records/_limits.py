@@ -83,6 +83,12 @@ def _check_limits(_: object, field: attrs.Attribute[Any], value: object) -> None
             raise InvalidArgumentError(field.name, problem, show(most))
 
 
+def _check_names(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    named = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if value is not None and not named:
+        raise InvalidArgumentError(field.name, "must be a list of names, or None", show(value))
+
+
 def _check_on_fault(_: object, field: attrs.Attribute[Any], value: object) -> None:
     if value not in ("fault", "park"):
         raise InvalidArgumentError(field.name, 'must be "fault" or "park"', show(value))
@@ -125,6 +131,8 @@ class Settings:
     commands_seconds: float = attrs.field(default=0.05, validator=_seconds)
     """Between two looks for commands of other processes."""
     progress_seconds: float = attrs.field(default=0.1, validator=_seconds)
+    extensions: list[str] | None = attrs.field(default=None, validator=_check_names)
+    """Those that a conversation has which chose none itself; None for all that are installed."""
     turns_max: int = attrs.field(default=200, validator=_whole(1))
     request_tries: int = attrs.field(default=5, validator=_whole(0))
     retry_after_seconds_max: float = attrs.field(default=600.0, validator=_seconds_or_none)

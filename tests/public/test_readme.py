@@ -17,7 +17,7 @@ from pidurable.records._value_rules import VALUE_DOORS, VALUE_RULES
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-NO_LIMITS = ("on_fault", "steers", "follow_ups", "sequential_tools")
+NO_LIMITS = ("on_fault", "steers", "follow_ups", "sequential_tools", "extensions")
 """Settings that are choices."""
 
 UNITS = {"KiB": 1024, "MiB": 1024 * 1024}
