@@ -585,6 +585,7 @@ async def test_the_environment_names_a_compatible_server() -> None:
     assert server.requests[0].body["model"] == "any/name"
 
 
+@pytest.mark.refuses
 async def test_the_server_refuses_what_a_strict_provider_refuses() -> None:
     """A body with a call without its result gets 400 and is remembered."""  # C001
     body = {

@@ -30,6 +30,7 @@ from pidurable import (
     ToolTask,
 )
 from pidurable.registry import Extension, ToolCall, hook, tool
+from pidurable.testing import Step, When
 
 
 def world_with(*steps: Any, tools: Any = (), **handlers: Any) -> World:
@@ -188,7 +189,8 @@ async def test_what_a_hook_leaves_out_stays(autojump_clock: MockClock) -> None:
     async def end(call: AfterTool) -> ToolResult:
         return ToolResult(error=True, terminate=True, handoff="take over", add_tools=["safe"])
 
-    result, outcome = await run(world_with(calls("safe", what="a"), "ok", after_tool=end))
+    taken_over = Step(text="ok", when=When(text="take over"))
+    result, outcome = await run(world_with(taken_over, calls("safe", what="a"), after_tool=end))
 
     assert (text_of(result), result.is_error, result.code) == ("saw a", True, "tool_error")
     assert outcome.result["terminate"] is True
