@@ -66,6 +66,10 @@ class AwaitedSubmissions:
                     found[record.id] = record
         return [id for id, record in found.items() if record.status not in _ENDED]
 
+    def asks(self, id: int) -> tuple[str, str] | None:
+        """A model answers, and no person."""
+        return None
+
     def _record(self, id: int, tx: TreeTransaction | None) -> SubmissionRecord | None:
         return self._session.staged_submission(id) if tx is None else tx.submission(id)
 

@@ -543,6 +543,14 @@ class Permissions:
         """None settles with the end of a task."""
         return ()
 
+    def asks(self, id: int) -> tuple[str, str] | None:
+        """What an open request is, and how it is decided."""
+        address = self._open.get(id)
+        value = None if address is None else self._session.doc_value(address)
+        if value is None or value["state"] != "open":
+            return None
+        return asked_words(request_of(value))
+
     # --- participant ---------------------------------------------------------------------
 
     def check_staged(self, tx: Any) -> None:
@@ -577,6 +585,15 @@ class Permissions:
 
     def refusing(self, refusing: bool) -> None:
         """The scheduler reports it."""
+
+
+def asked_words(request: PermissionRequest) -> tuple[str, str]:
+    """What an open request is, and how somebody decides it."""
+    what = "whether it may run"
+    if request.subject == "effect":
+        what = "what became of what it had begun"
+    text = f"a person, who decides {what} (permission {request.id}, risk {request.risk})"
+    return text, f"`pidurable approval show {request.id}` says how to decide it"
 
 
 def is_below(request: PermissionRequest, id: int) -> bool:

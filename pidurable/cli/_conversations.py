@@ -166,5 +166,8 @@ def _live_lines(live: Any) -> list[str]:
         name = clean_line(str(call.get("name")), chars_max=64)
         task = call.get("task")
         who = "not begun" if task is None else f"task {task}"
-        lines.append(f"  {name} ({who}): {clean_line(str(call.get('status')))}")
+        line = f"  {name} ({who}): {clean_line(str(call.get('status')))}"
+        if call.get("held_by"):
+            line += f" for {clean_line(str(call['held_by']), chars_max=64)}"
+        lines.append(line)
     return lines

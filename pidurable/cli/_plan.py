@@ -2,10 +2,11 @@
 
 For each thing that a dead or closed process left in the middle there is one line with a stable
 word: `rerun` (safe to run again), `reconcile` (the tool is asked what became of it), `interrupt`
-(the effect may have happened: the model is told so and decides), `continue` (nothing is repeated),
-`resend` (a model request is sent again; the partial answer is kept), `blocked` (it waits for
-somebody), `abort` (an abort goes on), `held` (an input that nothing would place: the run before it
-had no answer).
+(the effect may have happened: the model is told so and decides), `park` (it may have happened: a
+person will be asked), `ask` (a person is asked already), `continue` (nothing is repeated), `resend`
+(a model request is sent again; the partial answer is kept), `blocked` (it waits for somebody),
+`abort` (an abort goes on), `held` (an input that nothing would place: the run before it had no
+answer).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pidurable.registry import Registry
 
 __all__ = ["Plan", "PlanItem", "make_plan"]
 
-Verdict = Literal["rerun", "reconcile", "interrupt", "continue", "resend", "blocked", "abort"]
+Verdict = Literal[
+    "rerun", "reconcile", "interrupt", "park", "ask", "continue", "resend", "blocked", "abort"
+]
 _TASKS_READ_MAX = 10_000
 ITEMS_SHOWN_MAX = 40
 _MISSING = "missing_definition"
@@ -92,11 +95,12 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
     """Read what was left in the middle, and say what becomes of it. Runs no code of any tool."""
     items: list[PlanItem] = []
     lives: dict[int, Any] = {}
+    asked = {request.task: request.id for request in await reader.permissions()}
     for task in await reader.tasks(live=True, limit=_TASKS_READ_MAX):
         conversation = task.conversation_id
         if conversation not in lives:
             lives[conversation] = await reader.live(conversation) or {}
-        item = _item(task, lives[conversation], registry)
+        item = _item(task, lives[conversation], registry, asked.get(task.id))
         if item is not None:
             items.append(item)
     submissions: list[int] = []
@@ -113,7 +117,9 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
     return Plan(items=tuple(items), submissions=tuple(submissions), queued=queued, held=tuple(held))
 
 
-def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanItem | None:
+def _item(
+    task: TaskRecord, live: dict[str, Any], registry: Registry, asked: int | None
+) -> PlanItem | None:
     """What becomes of one live task; None for one that merely waits for others."""
     verdict: Verdict = "continue"
     if task.abort_us is not None:
@@ -124,6 +130,8 @@ def _item(task: TaskRecord, live: dict[str, Any], registry: Registry) -> PlanIte
         meaning = explain_code(task.blocked) or ""
         verdict = "blocked"
         text = f"{_named(task)}: {clean_line(task.blocked, chars_max=60)}. {meaning}"
+    elif asked is not None:
+        verdict, text = "ask", f"{_named(task)} waits for a person: permission {asked}"
     elif task.kind == "pi.tool" and task.phase == "execute":
         verdict, text = _effect(task, registry)
     elif task.kind == "pi.tool":
@@ -165,6 +173,8 @@ def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
         return "rerun", f"{_named(task)} had begun, and is safe to run again"
     if policy == "reconcile":
         return "reconcile", f"{_named(task)} had begun, and its tool is asked what became of it"
+    if policy == "park":
+        return "park", f"{_named(task)} had begun and may have happened: a person is asked"
     return (
         "interrupt",
         f"{_named(task)} had begun and may have happened: not repeated, the model is told",

@@ -6,6 +6,8 @@ nothing. `abort` holds the store until the tasks have ended, or has its live hol
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +30,7 @@ from pidurable.cli._render import (
     task_line,
     tree_lines,
 )
-from pidurable.errors import StorageHeldError, WaitTimeoutError, show
+from pidurable.errors import NotFoundError, StorageHeldError, WaitTimeoutError, show
 from pidurable.harness._client import Client
 from pidurable.harness._reader import Reader, TreeRow, open_reader
 from pidurable.records._codes import explain_code
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 ID_DIGITS_MAX = 30
+ASKED_LOOKED_AT_MAX = 20
 _ABORT_LOOK_SECONDS = 0.05
 REASON_CHARS_MAX = 200
 STATUS_WORDS = {status.word: status for status in Status}
@@ -208,6 +211,7 @@ def task_json(task: TaskRecord) -> dict[str, Any]:
 
 async def _sheet(reader: Reader, task: TaskRecord, now_us: int) -> list[str]:
     """The lines of one task, a fact a line, and the reason codes explained."""
+    asked = [] if task.wait is None else await _asked(reader, task.wait)
     facts: list[tuple[str, str]] = [
         ("status", outcome_word(task)),
         ("phase", task.phase or "-"),
@@ -225,7 +229,7 @@ async def _sheet(reader: Reader, task: TaskRecord, now_us: int) -> list[str]:
         ("deadline", None if task.deadline_us is None else moment(task.deadline_us)),
         ("blocked", _coded(task.blocked)),
         ("abort", None if task.abort_us is None else _coded(task.abort_reason) or "asked for"),
-        ("waits for", None if task.wait is None else wait_text(task.wait)),
+        ("waits for", None if task.wait is None else wait_text(task.wait, asked)),
         ("woken by", task.woken_by),
     )
     facts += [(name, value) for name, value in optional if value is not None]
@@ -260,11 +264,25 @@ def _coded(code: str | None) -> str | None:
     return code if text is None else f"{code}: {text}"
 
 
-def wait_text(wait: Wait) -> str:
-    """What a task waits for, on one line."""
+async def _asked(reader: Reader, wait: Wait) -> list[int]:
+    """The permission requests among what a task waits for."""
+    found = []
+    for id in wait.others[:ASKED_LOOKED_AT_MAX]:
+        with contextlib.suppress(NotFoundError):
+            found.append((await reader.permission(id)).id)
+    return found
+
+
+def wait_text(wait: Wait, asked: Sequence[int] = ()) -> str:
+    """What a task waits for, on one line.
+
+    Args:
+        wait: The wait.
+        asked: The permission requests among what it waits for.
+    """
     parts = []
     if wait.on is not None:
-        parts.append(f"{wait.policy} of {_awaited_text(wait)}")
+        parts.append(f"{wait.policy} of {_awaited_text(wait, asked)}")
     if wait.signals:
         parts.append("signals")
     if wait.deadline_us is not None:
@@ -272,11 +290,17 @@ def wait_text(wait: Wait) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _awaited_text(wait: Wait) -> str:
+def _awaited_text(wait: Wait, asked: Sequence[int]) -> str:
     """What a wait is for, by its kinds; a submission that had settled before counts as a task."""
     apart = {*wait.conversations, *wait.others}
     tasks = [id for id in wait.on or () if id not in apart]
-    kinds = (("tasks", tasks), ("conversations", wait.conversations), ("submissions", wait.others))
+    answers = [id for id in wait.others if id not in asked]
+    kinds = (
+        ("tasks", tasks),
+        ("conversations", wait.conversations),
+        ("permissions", asked),
+        ("submissions", answers),
+    )
     named = [f"{name} {', '.join(map(str, ids))}" for name, ids in kinds if ids]
     return ", ".join(named) or "tasks none"
 

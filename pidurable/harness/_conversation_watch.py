@@ -123,6 +123,7 @@ class Told:
             changes = self._changes
             self._events = events_of(
                 Happened(
+                    history=self.view.history,
                     entries=changes.entries,
                     submissions=changes.submissions,
                     documents={

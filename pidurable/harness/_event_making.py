@@ -67,6 +67,8 @@ class Happened:
     submissions: Sequence[SubmissionRecord] = ()
     documents: Mapping[str, Step] = attrs.Factory(dict)
     """By name, those that it has changed."""
+    history: Sequence[Entry] = ()
+    """The newest entries of the conversation, these included."""
     failed: Sequence[TaskFailed] = ()
     permissions: Sequence[Step] = ()
     """Permission requests of the conversation and of those below it."""
@@ -89,7 +91,7 @@ def events_of(happened: Happened) -> tuple[Event, ...]:
     ended = before["run"]
     if ended is not None and ended != after["run"]:
         events.append(_run_end(submissions, ended, entries))
-    events += _live_events(before, after, entries)
+    events += _live_events(before, after, happened)
     return tuple(events)
 
 
@@ -177,9 +179,7 @@ def _run_end(submissions: Sequence[SubmissionRecord], run: int, entries: Sequenc
     return RunEnd(run, "done" if answered else "unanswered", None, None)
 
 
-def _live_events(
-    before: dict[str, Any], after: dict[str, Any], entries: Sequence[Entry]
-) -> list[Event]:
+def _live_events(before: dict[str, Any], after: dict[str, Any], happened: Happened) -> list[Event]:
     events: list[Event] = []
     run: int | None = after["run"]
     generation: int | None = after["generation"]
@@ -194,7 +194,7 @@ def _live_events(
             events.append(RetryEnd())
         else:
             events.append(RetryStart(retry["try_number"], retry["until_us"], retry["error"]))
-    events += _call_events(before["calls"], after["calls"], entries)
+    events += _call_events(before["calls"], after["calls"], happened)
     return events
 
 
@@ -212,19 +212,14 @@ def _partial_events(before: Any, after: Any, generation: int | None) -> list[Eve
     return events
 
 
-def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) -> list[Event]:
+def _call_events(before: list[Any], after: list[Any], happened: Happened) -> list[Event]:
     events: list[Event] = []
-    known = {call["task"]: call for call in before}
-    arguments = {
-        index: block.arguments
-        for entry in entries
-        for message in kept_messages(entry)
-        if isinstance(message, AssistantMessage)
-        for index, block in enumerate(message.tool_calls)
-    }
+    known = {call["task"]: call for call in before if call["task"] is not None}
+    begun = any(call["task"] is not None and call["task"] not in known for call in after)
+    arguments = _arguments_of(happened.history) if begun else {}
     ended = {
         message.call[1]
-        for entry in entries
+        for entry in happened.entries
         for message in kept_messages(entry)
         if isinstance(message, ToolResultMessage)
     }
@@ -238,6 +233,15 @@ def _call_events(before: list[Any], after: list[Any], entries: Sequence[Entry]) 
             given = copied_json(arguments.get(call["index"]))
             events.append(ToolExecutionStart(call["task"], call["index"], call["name"], given))
     return events
+
+
+def _arguments_of(history: Sequence[Entry]) -> dict[int, Any]:
+    """The arguments of the newest round, by the index of the call: some calls begin later."""
+    for entry in reversed(history):
+        for message in kept_messages(entry):
+            if isinstance(message, AssistantMessage) and message.tool_calls:
+                return {i: block.arguments for i, block in enumerate(message.tool_calls)}
+    return {}
 
 
 def _call_update(old: dict[str, Any], call: dict[str, Any]) -> ToolExecutionUpdate | None:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import attrs
 
+from pidurable.agent._permissions import asked_words, stored_request
 from pidurable.records._moments import duration
 from pidurable.records._tasks import Status
 from pidurable.storage import HolderRecord, Storage, TaskRow
@@ -84,6 +85,10 @@ class StoredFacts:
 
     def awaited(self, row: TaskRow, on: Sequence[int]) -> Awaited:
         return look_up(self, on)
+
+    def asks(self, id: int) -> tuple[str, str] | None:
+        request = stored_request(self.storage, id)
+        return None if request is None or request.state != "open" else asked_words(request)
 
     def barrier(self, row: TaskRow) -> Look | None:
         passed: list[TaskRow] = []

@@ -73,6 +73,7 @@ RESUME = {
     "reconcile": "The call had begun; its tool is asked what became of it.",
     "interrupt": "The effect may have happened: it is not repeated, and the model is told so.",
     "park": "The effect may have happened: a person decides.",
+    "ask": "A person is asked already; it goes on once that is decided.",
     "blocked": "The task waits for somebody.",
     "abort": "The task is being aborted, which goes on.",
     "terminal": "There is nothing to continue: the last answer is complete, or nothing was asked.",

@@ -55,6 +55,10 @@ class Awaitables(Protocol):
         """Those that can settle only after this live task has ended."""
         ...
 
+    def asks(self, id: int) -> tuple[str, str] | None:
+        """Of one that is open and that a person decides: what it is, and how; else None."""
+        ...
+
 
 class Kinds:
     """The kinds of things, besides tasks and conversations, that can be waited for."""
@@ -82,6 +86,11 @@ class Kinds:
         """Live tasks that must end before it can settle."""
         for each in self._kinds:
             yield from each.needs(id, tx)
+
+    def asks(self, id: int) -> tuple[str, str] | None:
+        """Of one that is open and that a person decides: what it is, and how; else None."""
+        found = (each.asks(id) for each in self._kinds)
+        return next((each for each in found if each is not None), None)
 
     def needed_by(self, task: Node, tx: TreeTransaction | None) -> Iterator[int]:
         """What can settle only after a live task has ended."""

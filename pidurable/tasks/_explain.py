@@ -185,6 +185,10 @@ class Facts(Protocol):
         """What is open of the ids that a waiting task waits for."""
         ...
 
+    def asks(self, id: int) -> tuple[str, str] | None:
+        """Of something that a person decides, and that is open: what it is, and how to decide."""
+        ...
+
     def barrier(self, row: TaskRow) -> Look | None:
         """The owner above that keeps everything below it from running, if there is one."""
         ...
@@ -407,6 +411,14 @@ def _waiting(facts: Facts, row: TaskRow) -> Look:
         return Look(code="waiting", text="waits for something that the store does not name")
     parts: list[str] = []
     needs: tuple[int, ...] = ()
+    for id in wait.others[:LOOKS_MAX]:
+        asked = facts.asks(id)
+        if asked is not None:
+            text, remedy = asked
+            if wait.deadline_us is not None:
+                text += f", until {moment(wait.deadline_us)}"
+            until = wait.deadline_us
+            return Look(code="waiting", text=f"waits for {text}", remedy=remedy, until_us=until)
     if wait.on is not None:
         awaited = facts.awaited(row, wait.on)
         needs = awaited.tasks

@@ -200,6 +200,9 @@ class LiveFacts:
             return look_up(self, on)
         return Awaited(open_, False, tasks)
 
+    def asks(self, id: int) -> tuple[str, str] | None:
+        return self._runtime.kinds.asks(id)
+
     def barrier(self, row: TaskRow) -> Look | None:
         runtime = self._runtime
         node = runtime.published.task(row.id)
