@@ -13,6 +13,7 @@ from agent_world import (
     World,
     ask,
     calls,
+    crash_everywhere,
     messages,
     run_killed,
     text_of,
@@ -433,3 +434,42 @@ async def test_hooks_of_extensions_that_are_not_selected_are_not_asked(
         outcome = await ask(harness, "go")
 
     assert outcome.text == "fine"
+
+
+# --- kills --------------------------------------------------------------------------------------
+
+
+async def test_hooks_decide_once_however_often_the_process_dies(autojump_clock: MockClock) -> None:
+    """Killed at any commit, each answer and round is noted once, and the run goes on once."""
+
+    def noted(kind: str) -> Any:
+        def observe(seen: Any) -> Any:
+            return lambda tx: tx.append(seen.conversation_id, {"turn": seen.turn}, kind=kind)
+
+        return observe
+
+    def make() -> World:
+        return hooked(
+            World(calls("safe"), "no", "yes"),
+            after_response=noted("host.answer"),
+            after_tools=noted("host.round"),
+            on_yield=lambda answer: "Are you sure?" if answer.turn == 2 else None,
+        )
+
+    async def program(harness: Harness, world: World) -> Any:
+        outcome = await ask(harness, "go")
+        entries = await (await harness.root()).history(limit=1000)
+        return outcome, [(e.kind, e.data) for e in entries], await texts(harness, UserMessage)
+
+    def check(world: World, result: Any) -> None:
+        outcome, entries, users = result
+        assert outcome.text == "yes"
+        assert [data for kind, data in entries if kind == "host.answer"] == [
+            {"turn": turn} for turn in (1, 2, 3)
+        ]
+        assert [data for kind, data in entries if kind == "host.round"] == [{"turn": 1}]
+        assert users == ["go", "Are you sure?"]
+
+    kills = await crash_everywhere(make, program, check)
+
+    assert kills > 10
