@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,7 @@ from pidurable.agent._tool_result import FinalResult, error_result
 from pidurable.errors import show
 from pidurable.records import _json
 from pidurable.records._limits import MIB
+from pidurable.records._moments import LAST_US
 from pidurable.tasks._errors import error_info
 
 if TYPE_CHECKING:
@@ -82,11 +84,8 @@ def describe(
         )
         return error_result("invalid_arguments", said)
     principal = services.session.conversation(ctx.conversation_id).principal
+    limits = (ctx.settings.permission_seconds_max, ask.seconds)
     tool_digest = "" if tool is None else tool.digest()
-    seconds = [
-        each for each in (ctx.settings.permission_seconds_max, ask.seconds) if each is not None
-    ]
-    now = services.session.clock.now_us()
     return Asked(
         subject=subject,
         tool=ctx.input.name,
@@ -101,8 +100,16 @@ def describe(
         risk=ask.risk,
         reason=ask.reason,
         principal=principal,
-        expires_us=now + round(min(seconds) * 1e6) if seconds else None,
+        expires_us=_expiry(services.session.clock.now_us(), limits),
     )
+
+
+def _expiry(now_us: int, limits: Iterable[float | None]) -> int | None:
+    """The moment at which the shortest of some times is over; None where there is none."""
+    seconds = min((each for each in limits if each is not None), default=math.inf)
+    if seconds > (LAST_US - now_us) / 1e6:
+        return None
+    return now_us + round(seconds * 1e6)
 
 
 def _boundary(env: Any) -> str:

@@ -209,6 +209,22 @@ async def test_a_request_expires_with_a_code_of_its_own(autojump_clock: MockCloc
     assert (answer.text, world.ledger) == ("done", [])
 
 
+@pytest.mark.parametrize("seconds", [1e12, 1e300])
+async def test_a_time_beyond_the_calendar_is_none(
+    autojump_clock: MockClock, seconds: float
+) -> None:
+    """A hook that gives more time than there are moments gives all the time there is."""
+    world = GuardedWorld(acts("ship"), "done", policy=lambda call: Ask(seconds=seconds))
+    async with world.open() as harness:
+        submission = await begin(harness)
+        request = the_open(harness)
+        await harness.decide(request.id, Once())
+        await submission.wait()
+
+    assert request.expires_us is None
+    assert world.ledger == ["act ship"]
+
+
 # C057
 async def test_a_yes_at_the_moment_of_expiry_is_refused(autojump_clock: MockClock) -> None:
     """The expiry is checked in the commit that decides, whether or not the call has woken."""
