@@ -20,10 +20,8 @@ if TYPE_CHECKING:
         ModelInfo as ModelInfo,
         Prices as Prices,
     )
-    from pidurable.agent._compaction import (
-        Compaction as Compaction,
-        CompactionResult as CompactionResult,
-    )
+    from pidurable.agent._compaction import Compaction as Compaction
+    from pidurable.agent._compaction_records import CompactionResult as CompactionResult
     from pidurable.agent._decisions import (
         Decision as Decision,
         Deny as Deny,
@@ -250,7 +248,8 @@ _HOMES = {
         "UsageDocument",
     ),
     "pidurable.agent._grants": ("Grant", "GrantsDocument"),
-    "pidurable.agent._compaction": ("Compaction", "CompactionResult"),
+    "pidurable.agent._compaction": ("Compaction",),
+    "pidurable.agent._compaction_records": ("CompactionResult",),
     "pidurable.agent._generation": ("Generation",),
     "pidurable.agent._hooks": (
         "AfterResponse",

@@ -17,7 +17,8 @@ whatever a model answers that is no summary leaves it so.
 
 from __future__ import annotations
 
-from typing import Any, Literal, final
+from collections.abc import Callable
+from typing import Any, TypeVar, final
 
 import attrs
 
@@ -42,16 +43,28 @@ from pidurable.agent._compaction_range import (
     message_tokens,
     text_tokens,
 )
+from pidurable.agent._compaction_records import (
+    Checkpoint,
+    CompactionContext,
+    CompactionResult,
+    Retry,
+    Select,
+    Summarize,
+    Tx,
+    Waiting,
+    Work,
+)
 from pidurable.agent._compaction_start import (
     CompactionInput,
     EndStatus,
+    SummaryProgress,
+    received_of,
     show_ended,
     show_status,
 )
 from pidurable.agent._compaction_text import (
     OVERHEAD_TOKENS,
     Part,
-    Place,
     next_part,
     summary_message,
     summary_problem,
@@ -68,10 +81,10 @@ from pidurable.errors import MissingExtraError, ModelError, NotFoundError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage, Message, SystemMessage, Usage
 from pidurable.session._context import ModelContext
-from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
-from pidurable.tasks._transaction import TaskTransaction
+
+ValueT = TypeVar("ValueT")
 
 SUMMARY_TRIES_MAX = 3
 """How many answers to one request may be no summary before the compaction fails."""
@@ -83,98 +96,7 @@ REPLACED_TOKENS_MIN = 64
 """Less than this is not worth a summary, which would hardly be shorter."""
 
 _LOOP_MESSAGES_MAX = 2_000
-"""A range of more messages is chosen in a thread, so that the loop can go on meanwhile."""
-
-
-@attrs.frozen
-class Select:
-    """Nothing is chosen."""
-
-
-@attrs.frozen(kw_only=True)
-class Work:
-    """What is to be replaced, by which model, and how far that is."""
-
-    model: str
-    cutoff: int
-    """The newest entry of the context that was selected from."""
-    cut: int
-    """The first entry that stays."""
-    stop: int
-    """The place of its first message in that context."""
-    replaced_tokens: int
-    kept_tokens: int
-    size: int
-    """The tokens of a part with the summary so far."""
-    at: Place = attrs.Factory(Place)
-    """Where the next part begins."""
-    so_far: str | None = None
-    """The summary of the parts before."""
-    rejected: int = 0
-    """Answers to this request that were no summary."""
-    problem: str | None = None
-    """Why the last of them was none."""
-    tries: int = 0
-    """Requests for this part that failed."""
-    is_deferred: bool = False
-    """Whether the provider has deferred its answer to this request."""
-    handle: Any = None
-    """By what it then finds the request again."""
-
-
-@attrs.frozen
-class Summarize:
-    """The request for the next part is fixed, and may have been sent."""
-
-    work: Work
-
-
-@attrs.frozen
-class Retry:
-    """A request failed, or is answered later; the next try is due."""
-
-    work: Work
-
-
-@attrs.frozen(kw_only=True)
-class Waiting:
-    """The summary is handed in, and waits for a boundary of the run."""
-
-    submission: int | None = None
-    cut: int
-    tokens_before: int
-    tokens_after: int
-    window: int | None
-
-
-@attrs.frozen(kw_only=True)
-class CompactionResult:
-    """How a compaction ended; one that failed has an error instead."""
-
-    status: Literal["applied", "skipped", "stale"]
-    reason: str | None = None
-    """Why it was not applied."""
-    entry: int | None = None
-    """The entry of the summary."""
-    cut: int | None = None
-    """The first entry that stays."""
-    tokens_before: int = 0
-    tokens_after: int = 0
-
-
-Checkpoint = Select | Summarize | Retry | Waiting
-CompactionContext = TaskContext[CompactionInput, Checkpoint, CompactionResult]
-Tx = TaskTransaction[Checkpoint, CompactionResult]
-
-
-class _Received:
-    """Counts what came of a summary, which nobody is shown before it is whole."""
-
-    def __init__(self) -> None:
-        self.characters = 0
-
-    def add(self, kind: str, text: str) -> None:
-        self.characters += len(text)
+"""More messages than this are looked through in a thread."""
 
 
 @final
@@ -275,9 +197,15 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 most = min(most, estimate // 2)
             return choose_range(context, most)
 
+        return await self._aside(context, choose)
+
+    async def _aside(
+        self, context: ModelContext, look: Callable[..., ValueT], *args: Any
+    ) -> ValueT:
+        """Look at all of a context; at a large one in a thread, so that the loop can go on."""
         if len(context) > _LOOP_MESSAGES_MAX:
-            return await self._services.session.blocking.run(choose)
-        return choose()
+            return await self._services.session.blocking.run(look, *args)
+        return look(*args)
 
     # --- summarize -------------------------------------------------------------------------
 
@@ -294,7 +222,8 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         window = _window(models, work.model)
         part = next_part(context, work.stop, work.at, _left(work))
         request = self._request(ctx, work, part, window)
-        received = _Received()
+        await self._charge_interrupted(ctx, work, request)
+        received = SummaryProgress(self._services.progress, ctx.conversation_id, ctx.task_id)
         opening = models.stream(request)
         if work.is_deferred:
             opening = models.poll(request, work.handle)
@@ -306,6 +235,8 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         except (MissingExtraError, NotFoundError) as missing:
             await self._fail(ctx, str(missing), "no_model", context_tokens(context), window)
             return
+        finally:
+            received.close()
         if isinstance(answer, Deferred):
             until = poll_at(session.clock.now_us(), answer, ctx.settings)
             later = attrs.evolve(work, is_deferred=True, handle=answer.handle)
@@ -326,9 +257,34 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             )
             async with ctx.commit() as tx:
                 add_usage(tx, ctx.conversation_id, answer.usage, model=answer.model)
+                show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
                 tx.goto(Summarize(further))
             return
         await self._place(ctx, work, context, answer.text, answer)
+
+    async def _charge_interrupted(
+        self, ctx: CompactionContext, work: Work, request: ModelRequest
+    ) -> None:
+        """A crash has cut this request: charge it, as far as it is known, before the next."""
+        usage = self._interrupted(ctx, work, request)
+        if usage is None:
+            return
+        async with ctx.commit() as tx:
+            add_usage(tx, ctx.conversation_id, usage, model=work.model)
+            show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
+
+    def _interrupted(
+        self, ctx: CompactionContext, work: Work, request: ModelRequest
+    ) -> Usage | None:
+        received = received_of(self._services.session, ctx.conversation_id, ctx.task_id)
+        if received == 0:
+            return None
+        return estimated_usage(
+            self._services.models,
+            work.model,
+            sent_characters=request_characters(request),
+            received_characters=received,
+        )
 
     def _request(
         self, ctx: CompactionContext, work: Work, part: Part, window: int | None
@@ -355,7 +311,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         work: Work,
         part: Part,
         request: ModelRequest,
-        received: _Received,
+        received: SummaryProgress,
         error: ModelError,
     ) -> None:
         """A request failed: try again later, or with less, if that may help."""
@@ -373,6 +329,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             size = smaller + text_tokens(work.so_far or "")
             async with ctx.commit() as tx:
                 add_usage(tx, ctx.conversation_id, usage, model=work.model)
+                show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
                 tx.goto(Summarize(attrs.evolve(work, size=size)))
             return
         if delay is None:
@@ -418,6 +375,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             return
         async with ctx.commit() as tx:
             add_usage(tx, ctx.conversation_id, answer.usage, model=answer.model)
+            show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
             tx.goto(Summarize(attrs.evolve(work, rejected=rejected, problem=problem)))
 
     @phase
@@ -443,7 +401,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         window = _window(self._services.models, work.model)
         now_us = session.clock.now_us()
         said = summary_message(text, now_us)
-        baseline = baseline_before(context, work.cut, now_us)
+        baseline = await self._aside(context, baseline_before, context, work.cut, now_us)
         messages: list[Message] = [said] if baseline is None else [baseline, said]
         waiting = Waiting(
             cut=work.cut,
@@ -554,15 +512,20 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             tx.fail(detail, detail={"reason": reason})
 
     async def abort(self, at: Checkpoint, ctx: CompactionContext) -> None:
-        """Take a summary back that still waits, and a request that is answered later."""
-        if isinstance(at, Summarize | Retry) and at.work.is_deferred:
-            work = at.work
+        """Take a summary back that still waits, and charge a request that was cut."""
+        usage: Usage | None = None
+        work = at.work if isinstance(at, Summarize | Retry) else None
+        if work is not None:
             context = await self._services.session.context(ctx.conversation_id, work.cutoff)
             part = next_part(context, work.stop, work.at, _left(work))
             window = _window(self._services.models, work.model)
             request = self._request(ctx, work, part, window)
-            await cancel_deferred(self._services.models, request, work.handle, ctx.report)
+            usage = self._interrupted(ctx, work, request)
+            if work.is_deferred:
+                await cancel_deferred(self._services.models, request, work.handle, ctx.report)
         async with ctx.commit() as tx:
+            if work is not None and usage is not None:
+                add_usage(tx, ctx.conversation_id, usage, model=work.model)
             if isinstance(at, Waiting) and at.submission is not None:
                 withdraw(tx, at.submission)
             show_ended(tx, ctx.conversation_id, ctx.task_id)

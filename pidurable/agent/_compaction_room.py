@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pidurable.agent._checkpoints import GenerationContext, Prepare, Request, Room, Tx
-from pidurable.agent._compaction import Compaction, CompactionResult
+from pidurable.agent._compaction import Compaction
 from pidurable.agent._compaction_range import largest_items
+from pidurable.agent._compaction_records import CompactionResult
 from pidurable.agent._compaction_start import CompactionInput, show_begun
 from pidurable.records._ids import TaskId
 

@@ -14,7 +14,6 @@ import attrs
 from pidurable.agent._compaction_range import (
     budget_of,
     context_tokens,
-    fixed_tokens,
     message_tokens,
     tool_tokens,
 )
@@ -27,10 +26,11 @@ from pidurable.agent._documents import (
     update_doc,
 )
 from pidurable.agent._hooks import CompactReason
-from pidurable.agent._prompt import told_by
+from pidurable.agent._progress import Progress
 from pidurable.records._messages import SystemMessage
 from pidurable.session._context import ModelContext
 from pidurable.session._session import Session
+from pidurable.session._transaction import Transaction
 from pidurable.tasks._transaction import TreeTransaction
 
 EndStatus = Literal["applied", "skipped", "failed", "stale"]
@@ -69,7 +69,7 @@ def due(
     """
     if window is None:
         return None
-    budget = budget_of(window, session.settings, fixed_tokens(told_by(context)))
+    budget = budget_of(window, session.settings)
     last = last_compaction(session, conversation_id)
     known = last["status"] is not None and last["window"] == window
     enough = last["tokens"] + budget.growth if known else 0
@@ -97,15 +97,18 @@ def last_compaction(session: Session, conversation_id: int) -> dict[str, Any]:
 
 def show_begun(tx: TreeTransaction, conversation_id: int, task_id: int, why: CompactReason) -> None:
     """Show a compaction that was just created."""
-    slot = {"task": int(task_id), "status": "selecting", "why": why}
+    slot = {"task": int(task_id), "status": "selecting", "why": why, "received": 0}
     shown = read_doc(tx, LiveDocument, conversation_id)["compactions"]
     update_doc(tx, LiveDocument, conversation_id, compactions=[*shown, slot])
 
 
-def show_status(tx: TreeTransaction, conversation_id: int, task_id: int, status: str) -> None:
-    """Show what a compaction does now."""
+def show_status(
+    tx: Transaction, conversation_id: int, task_id: int, status: str, received: int = 0
+) -> None:
+    """Show what a compaction does now, and how much of a summary has come."""
     shown = read_doc(tx, LiveDocument, conversation_id)["compactions"]
-    changed = [{**slot, "status": status} if slot["task"] == task_id else slot for slot in shown]
+    news = {"status": status, "received": received}
+    changed = [{**slot, **news} if slot["task"] == task_id else slot for slot in shown]
     if changed != shown:
         update_doc(tx, LiveDocument, conversation_id, compactions=changed)
 
@@ -116,3 +119,46 @@ def show_ended(tx: TreeTransaction, conversation_id: int, task_id: int) -> None:
     left = [slot for slot in shown if slot["task"] != task_id]
     if len(left) != len(shown):
         update_doc(tx, LiveDocument, conversation_id, compactions=left)
+
+
+def received_of(session: Session, conversation_id: int, task_id: int) -> int:
+    """How many characters of a summary are known to have come before the process died."""
+    live = session.doc_value(address_of(LiveDocument, conversation_id))
+    for slot in () if live is None else live["compactions"]:
+        if slot["task"] == task_id:
+            received: int = slot["received"]
+            return received
+    return 0
+
+
+class SummaryProgress:
+    """Counts what comes of a summary, whose text nobody is shown before it is whole.
+
+    The count is committed now and then: it shows that something goes on, and lets a request that
+    was cut by a crash or an abort be charged.
+    """
+
+    def __init__(self, progress: Progress, conversation_id: int, task_id: int) -> None:
+        self._progress = progress
+        self.conversation = conversation_id
+        self._task = task_id
+        self._closed = False
+        self.characters = 0
+
+    def add(self, kind: str, text: str) -> None:
+        """More of the summary, or of what the model thinks."""
+        self.characters += len(text)
+        self._progress.mark(self)
+
+    def write(self, tx: Transaction) -> None:
+        """Stage the count."""
+        if not self._closed:
+            show_status(tx, self.conversation, self._task, "summarizing", self.characters)
+
+    def lost(self) -> None:
+        """Nothing to do: each count is the whole of it."""
+
+    def close(self) -> None:
+        """Show nothing more: what follows is committed by the compaction itself."""
+        self._closed = True
+        self._progress.forget(self)

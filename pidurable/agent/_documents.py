@@ -52,8 +52,8 @@ class LiveDocument:
     retry: Any = None
     """{"try_number", "until_us", "error"} while a failed request waits for its next try."""
     compactions: list[Any] = attrs.Factory(list)
-    """One object for each that goes on: task, status (selecting, summarizing, retrying or waiting),
-    why (threshold, background, overflow or manual)."""
+    """One object for each that goes on: task, status (selecting, summarizing, retrying, waiting),
+    why (threshold, background, overflow, manual), received (characters of the summary)."""
 
 
 @document("pi.compaction")

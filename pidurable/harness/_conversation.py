@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 
-from pidurable.agent._compaction import CompactionResult
+from pidurable.agent._compaction_records import CompactionResult
 from pidurable.agent._compaction_room import begin_compaction
 from pidurable.agent._documents import (
     AgentDocument,

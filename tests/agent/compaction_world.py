@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from agent_world import World, messages, text_of
 
-from pidurable.agent._compaction import CompactionResult
+from pidurable.agent._compaction_records import CompactionResult
 from pidurable.agent._compaction_start import last_compaction
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._script import RequestView, make_step
