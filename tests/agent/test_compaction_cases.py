@@ -28,11 +28,13 @@ from trio.testing import MockClock
 
 from pidurable.agent._catalogue import ModelInfo
 from pidurable.agent._compaction import Compaction
-from pidurable.agent._hooks import BeforeCompact, Summary
+from pidurable.agent._decisions import Once
+from pidurable.agent._hooks import Ask, BeforeCompact, BeforeTool, Summary
 from pidurable.agent._models import Done, ModelRequest, Models, StreamEvent
 from pidurable.agent._script import ScriptedCall, Step
 from pidurable.agent._scripted import ScriptedModel, ScriptedProvider
 from pidurable.agent._services import AgentChange
+from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import ModelError
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
@@ -133,6 +135,57 @@ async def test_five_compactions_in_a_row_leave_no_orphan_wherever_they_cut(
             await verify(world, harness)
 
     assert len(cuts) >= 12
+
+
+async def test_a_call_that_waits_for_a_person_outlives_a_compaction(
+    autojump_clock: MockClock,
+) -> None:
+    """One call waits for approval, one runs: the summary waits, both results find their calls."""
+
+    # C039
+    async def guard(call: BeforeTool) -> Ask | None:
+        return Ask("high", "is it wanted?") if call.name == "once" else None
+
+    world = compacted("fine", settings=BLOCKING, window=None)
+    both = Step(
+        when=lambda view: view.user == "go" and view.turn == 0,
+        calls=(ScriptedCall(name="once"), ScriptedCall(name="slow")),
+    )
+    world.model._script = attrs.evolve(
+        world.model._script, steps=(both, *world.model._script.steps)
+    )
+    world.registry.install(Extension("guard", hooks=[hook(ToolTask, before_tool=guard)]))
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await fill(harness, 6)
+        submission = await root.submit("go", request_id="go")
+        await world.reached.wait()
+        task = await root.compact()
+        await trio.sleep(1)
+        (request,) = harness.permissions()
+        assert [slot["status"] for slot in root.live()["compactions"]] == ["waiting"]
+        await harness.decide(request.id, Once())
+        await world.traced.wait()
+        await trio.sleep(1)
+        slow = next(call for call in root.live()["calls"] if call["name"] == "slow")
+        await harness.abort_task(slot_task(slow))
+        settled = await submission.wait()
+        outcome = await harness.wait_for_task(task)
+        await verify(world, harness)
+
+    text = request_text(other_requests(world)[-1])
+    assert settled.status == "done"
+    assert outcome.result.status == "applied"
+    assert "did x" in text
+    assert "it has begun" in text
+    assert GOOD in text
+
+
+def slot_task(slot: Any) -> int:
+    """The task of a call."""
+    task: int = slot["task"]
+    return task
 
 
 # --- several, stale, forks ----------------------------------------------------------------------

@@ -244,6 +244,19 @@ def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
     ]
 
 
+def test_a_log_book_that_outgrows_its_reader_is_summarised() -> None:
+    """Fewer messages are sent once there is a summary, and the history still holds every day."""
+    *days, asked, names, left, kept = run("18_compaction.py")
+
+    sent = [int(line.split()[2]) for line in days]
+    assert sent[:8] == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert sent[8] < sent[7]
+    assert asked.startswith("applied: about ")
+    assert names == "asked for names: True"
+    assert left.endswith("messages are left; Ada is known: True")
+    assert kept == "days in the history: 10"
+
+
 def test_an_office_keeps_its_rules_by_hooks() -> None:
     """A letter goes elsewhere, another one nowhere, a call is hung up, and the run goes on once."""
     (line,) = run("19_hooks.py")
