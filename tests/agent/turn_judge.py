@@ -179,8 +179,12 @@ def _an_answer_is_of_a_request_that_had_the_input(court: Court) -> Iterator[str]
         for message in entry["messages"]:
             for answer in markers(message["text"], "ans"):
                 number = int(answer[4:-1])
-                heads = any(e["head"] for e in court.conversations[conversation]["entries"])
-                if marker not in court.inputs_of_answer(number) and not heads:
+                cut = any(
+                    # A handoff says its inputs again; a plain reset and a summary do not.
+                    e["head"] is not None and not (e["kind"] == "pi.reset" and e["messages"])
+                    for e in court.conversations[conversation]["entries"]
+                )
+                if marker not in court.inputs_of_answer(number) and not cut:
                     yield f"{marker} is answered by {answer}, whose request did not have it"
 
 
@@ -256,6 +260,23 @@ def _inputs_come_in_their_order(court: Court) -> Iterator[str]:
         for first, second in ((one, other), (other, one)):
             if court.must_precede(first, second) and court.first[second] < court.first[first]:
                 yield f"{second} reached the model before {first}, which came first"
+
+
+def _a_follow_up_joins_no_run(court: Court) -> Iterator[str]:
+    begun: dict[int, int] = {}
+    for stands in court.submissions.values():
+        if stands["run"] is not None and stands["entry"] is not None:
+            known = begun.get(stands["run"], stands["entry"])
+            begun[stands["run"]] = min(known, stands["entry"])
+    for marker, line in court.acked.items():
+        stands = court.submissions[str(line["submission"])]
+        if stands["mode"] != "follow_up" or stands["kind"] != "input" or not stands["entry"]:
+            continue
+        for entry in court.conversations[str(stands["conversation"])]["entries"]:
+            between = begun[stands["run"]] < entry["id"] < stands["entry"]
+            if between and any(m["role"] in ("assistant", "result") for m in entry["messages"]):
+                yield f"{marker} is a follow-up, and joined run {stands['run']}"
+                break
 
 
 def _nothing_is_left(court: Court) -> Iterator[str]:
@@ -367,6 +388,7 @@ CHECKS: tuple[Callable[[Court], Iterator[str]], ...] = (
     _an_input_is_in_the_transcript_once,
     _a_write_is_in_the_transcript_once,
     _inputs_come_in_their_order,
+    _a_follow_up_joins_no_run,
     _nothing_is_left,
     _effects_happen_as_often_as_they_may,
     _what_ran_was_approved,

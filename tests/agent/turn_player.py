@@ -53,7 +53,7 @@ OPERATIONS: dict[str, tuple[float, tuple[int, ...]]] = {
     "reload": (1, (1,)),
     "wait": (7, (6,)),
     "turns": (5, (12,)),
-    "crash": (6, (len(POINTS) - 1, 9)),
+    "crash": (6, (len(POINTS) - 1, 9, 3)),
     "close": (1, ()),
 }
 """Its weight, and the largest value of each of its numbers."""
@@ -163,6 +163,8 @@ class Player:
         self.lives = 0
         self.facts: dict[str, Any] = {}
         self._seed = seed
+        self._upgrades = False
+        """Whether the next life has another version of the extension."""
         self._left = [list(op) for op in program["ops"]]
 
     async def run(self) -> None:
@@ -196,16 +198,20 @@ class Player:
                 raise group.exceptions[0] from None
 
     async def _play(self, harness: Harness) -> None:
+        if self._upgrades and self.deaths:
+            self._upgrades = False
+            await self.host.act(harness, "reload", 0)
         await self.host.begin(harness)
         while self._left:
             name, *numbers = self._left.pop(0)
             if name == "close":
                 return
             if name == "crash":
-                point, nth = numbers
+                point, nth, *upgrade = numbers
                 name = POINTS[point % len(POINTS)]
                 # Commits are many; the named points are passed a few times in a program.
                 self.death.plan(name, 1 + (nth if name.startswith("commit") else nth // 4))
+                self._upgrades = upgrade == [0]
             else:
                 await self.host.act(harness, name, *numbers)
             if self.storage.frozen:

@@ -1,0 +1,187 @@
+"""Planted bugs in the agent loop, each of which the programs of turns must find.
+
+A tooth says which text of which module becomes what; see teeth.py.
+
+    python tests/teeth/turn_teeth.py                 all of them, and the last line says how many
+    python tests/teeth/turn_teeth.py "result twice"  those whose name contains this
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import attrs
+from teeth import CHECKOUT, Bite, BluntToothError, differences_in, play_planted, show_all
+
+RUNNER = CHECKOUT / "tests" / "agent" / "turn_programs.py"
+PROGRAMS_MAX = 400
+SECONDS_MAX = 150.0
+
+
+@attrs.frozen(kw_only=True)
+class TurnTooth:
+    """One planted bug."""
+
+    name: str
+    module: str
+    """Below `pidurable`."""
+    find: str
+    """Text that occurs exactly once; blanks and line ends count as one blank."""
+    become: str
+
+    def plant(self, package: Path) -> None:
+        """Change a copy of the package."""
+        path = package / self.module
+        text = path.read_text()
+        pattern = r"\s+".join(re.escape(part) for part in self.find.split())
+        found = re.findall(pattern, text)
+        if len(found) != 1:
+            raise BluntToothError(
+                f"tooth {self.name!r}: {self.find!r} occurs {len(found)} times in {self.module}; "
+                "plant it anew where the code does this now"
+            )
+        path.write_text(re.sub(pattern, lambda _: self.become, text))
+
+
+TEETH = (
+    TurnTooth(
+        name="store the same request twice",
+        module="agent/_inbox.py",
+        find="if earlier is not None: return earlier live = read_doc(tx, LiveDocument, "
+        'conversation_id) if live["run"] is not None and when_busy',
+        become="live = read_doc(tx, LiveDocument, conversation_id)\n"
+        '    if live["run"] is not None and when_busy',
+    ),
+    TurnTooth(
+        name="put new input before what was queued",
+        module="agent/_inbox.py",
+        find="start_run(tx, conversation_id, [*inbox, item])",
+        become="start_run(tx, conversation_id, [item, *inbox])",
+    ),
+    TurnTooth(
+        name="queue the newest first",
+        module="agent/_inbox.py",
+        find="return record.id update_doc(tx, InboxDocument, conversation_id, "
+        "items=[*inbox, item])",
+        become="return record.id\n"
+        "        update_doc(tx, InboxDocument, conversation_id, items=[item, *inbox])",
+    ),
+    TurnTooth(
+        name="leave in the inbox what an abort has given back",
+        module="agent/_inbox.py",
+        find="update_doc(tx, InboxDocument, conversation_id, items=writes)",
+        become="update_doc(tx, InboxDocument, conversation_id, items=items)",
+    ),
+    TurnTooth(
+        name="place what was withdrawn",
+        module="agent/_inbox.py",
+        find='rest = [item for item in items if item["submission"] != submission_id]',
+        become="rest = list(items)",
+    ),
+    TurnTooth(
+        name="let follow-ups join the run",
+        module="agent/_boundaries.py",
+        find='steers = _of_mode(others, "steer", settings.steers) rest',
+        become="steers = list(others)\n    rest",
+    ),
+    TurnTooth(
+        name="lose the steers of a boundary",
+        module="agent/_boundaries.py",
+        find="place(tx, conversation_id, steers, run=run)",
+        become="",
+    ),
+    TurnTooth(
+        name="place the newest steer first",
+        module="agent/_boundaries.py",
+        find='return found[:1] if most == "one" else found',
+        become='return found[-1:] if most == "one" else found[::-1]',
+    ),
+    TurnTooth(
+        name="keep a placed input in the inbox",
+        module="agent/_boundaries.py",
+        find="rest = _without(rest, taken)",
+        become="rest = list(rest)",
+    ),
+    TurnTooth(
+        name="hand nothing on but the note",
+        module="agent/_boundaries.py",
+        find='if record.status != "placed" or record.run != run or record.kind != "input":',
+        become="if True:",
+    ),
+    TurnTooth(
+        name="give a call that was not offered no result",
+        module="agent/_round.py",
+        find="append_result(tx, conversation, (entry, index), call.name, ended) continue",
+        become="continue",
+    ),
+    TurnTooth(
+        name="give a model the results of the calls of a sequential round but for the last",
+        module="agent/_round.py",
+        find="index, *rest = at.queued",
+        become="index, *rest = at.queued\n    rest = rest[:-1]",
+    ),
+    TurnTooth(
+        name="begin a call without its intent",
+        module="agent/_tool_call.py",
+        find="await ctx.goto(intent) await self._run(",
+        become="await self._run(",
+    ),
+    TurnTooth(
+        name="run an interrupted call again",
+        module="agent/_tool_call.py",
+        find='if tool is None or policy not in ("safe", "reconcile"):',
+        become="if tool is None:",
+    ),
+    TurnTooth(
+        name="let the looser policy count",
+        module="agent/_replay.py",
+        find="return max(",
+        become="return min(",
+    ),
+    TurnTooth(
+        name="run a call again that the tool knows to have happened",
+        module="agent/_tool_call.py",
+        find="if found is not False:",
+        become="if False:",
+    ),
+    TurnTooth(
+        name="run a call whose arguments do not fit",
+        module="agent/_tool_call.py",
+        find="return invalid_arguments(tool, problem) if not",
+        become='kwargs = {"what": str(arguments)}\n        if not',
+    ),
+    TurnTooth(
+        name="run what a hook has blocked",
+        module="agent/_tool_call.py",
+        find="if decision.block is not None:",
+        become="if False:",
+    ),
+)
+
+
+def bite(tooth: TurnTooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
+    """Play programs against a copy of the package, until one fails; a tooth is planted, or none."""
+    started = time.perf_counter()
+    command = [sys.executable, str(RUNNER), str(programs), "0", "--tries", "0"]
+    said = play_planted([*command, "--seconds", f"{SECONDS_MAX}"], tooth)
+    if said is None:
+        said = "differences=1: it does not come to rest"
+    first = next((line for line in said.splitlines() if line.startswith("seed ")), said[-200:])
+    return Bite(
+        tooth=tooth,
+        caught=differences_in(said, tooth),
+        said=first[:160],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def main(part: str = "") -> int:
+    """Try all teeth whose name contains a text."""
+    return show_all("turn teeth", [tooth for tooth in TEETH if part in tooth.name], bite)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))
