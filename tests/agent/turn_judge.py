@@ -73,14 +73,9 @@ class Court:
             if line["what"] == "effect":
                 self.effects[line["marker"]].append(line)
         self.inputs = [
-            [
-                marker
-                for message in request
-                if message["role"] == "user"
-                for sign in ("in", "wr")
-                for marker in markers(message["text"], sign)
-            ]
-            for request in requests
+            # A request for a summary quotes what is said in a conversation, and is none.
+            [] if answer["summary"] else list(_inputs_in(request))
+            for request, answer in zip(requests, given, strict=True)
         ]
         self.requested = {line["number"]: place for place, line in enumerate(given)}
         """By answer, the request that it was given to; they come in one order."""
@@ -136,6 +131,13 @@ class Court:
             for entry in conversation["entries"]:
                 if entry["id"] > conversation["own after"]:
                     yield id, entry
+
+
+def _inputs_in(request: Request) -> Iterator[str]:
+    for message in request:
+        if message["role"] == "user":
+            for sign in ("in", "wr"):
+                yield from markers(message["text"], sign)
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -287,8 +289,13 @@ def _nothing_is_left(court: Court) -> Iterator[str]:
             yield f"conversation {id} has open submissions {conversation['open']} at the end"
     if court.facts["live"]:
         yield f"tasks are live at the end: {court.facts['live']}"
-    for line in court.lines:
-        if line["what"] == "last" and line["status"] != "done":
+    lasts = court.find("last")
+    for line, following in zip(lasts, [*lasts[1:], None], strict=True):
+        again = following is not None and court.sent[following["marker"]]["conversation"]
+        if line["reason"] == "context_overflow":
+            if again != court.sent[line["marker"]]["conversation"]:
+                yield f"the last input {line['marker']} does not fit, and none was sent after it"
+        elif line["status"] != "done":
             yield f"the last input {line['marker']} is {line['status']} ({line['reason']})"
 
 

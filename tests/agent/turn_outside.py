@@ -108,12 +108,13 @@ class DrawnScript:
         number = len(self.steps)
         template = self.templates[number % len(self.templates)]
         if is_summary(view):
-            template = template if template[0] in ("error", "cut", "empty") else ["summary"]
+            template = template if template[0] in ("error", "cut", "empty", "text") else ["summary"]
             template = ["summary"] if self.calm else template
         elif self.calm or number > ANSWERS_MAX or (template[0] == "calls" and not view.tools):
             template = ["text", 0]
         step, facts = self._make(template, number, depth="the child" in view.system)
         self.steps.append(step)
+        facts["summary"] = is_summary(view)
         self.given.append({"number": number, "kind": template[0], **facts})
         return number
 

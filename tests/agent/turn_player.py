@@ -12,7 +12,6 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-import attrs
 import trio
 from agent_world import MODEL, _Ends
 from trio.testing import MockClock
@@ -44,6 +43,7 @@ OPERATIONS: dict[str, tuple[float, tuple[int, ...]]] = {
     "again": (1, (99, 1)),
     "write": (2, (2, 4)),
     "withdraw": (1, (5,)),
+    "compact": (1, (2,)),
     "decide": (4, (9, 3)),
     "duel": (0.7, (9,)),
     "abort": (1.5, (2,)),
@@ -68,6 +68,10 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "follow_ups": ("one", "all"),
     "sequential_tools": (False, False, True),
     "permission_seconds_max": (None, 30.0),
+    "reserve_tokens": (60,),
+    "keep_recent_tokens": (60, 120),
+    "background_tokens": (40, 100),
+    "window": (None, None, 500, 1200),
 }
 
 
@@ -110,8 +114,9 @@ def _draw_answer(random: Random) -> list[Any]:
 
 def settings_of(program: Program) -> Settings:
     """The settings of a program."""
-    known = {field.name for field in attrs.fields(Settings)}
-    return Settings(**{k: v for k, v in program["settings"].items() if k in known})
+    given = dict(program["settings"])
+    given.pop("window", None)
+    return Settings(**given)
 
 
 # --- playing --------------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ class Player:
         self.base = MemoryStorage(uuid="turns", created_us=1)
         self.storage = FaultyStorage(self.base)
         self.book = Book()
-        self.script = DrawnScript(program["answers"])
+        self.script = DrawnScript(program["answers"], window=program["settings"].get("window"))
         self.model = ScriptedModel(())
         self.model._script = self.script  # type: ignore[assignment]
         self.tools = Tools(self.book, dead=lambda: self.storage.frozen)

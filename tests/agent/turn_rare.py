@@ -17,6 +17,7 @@ RARE = (
     "died at CP3",
     "died at CP4",
     "died at CP5",
+    "died at CP6",
     "died at CP7",
     "unanswered: aborted",
     "unanswered: context_overflow",
@@ -64,6 +65,7 @@ RARE = (
     "a sub-agent asked a person",
     "a nested call asked a person",
     "a nested caller ran again, and its call did not",
+    "a summary was placed",
     "a tool ended the run",
     "a tool handed the input on",
 )
@@ -163,6 +165,8 @@ def _met_in_transcripts(player: Player) -> Iterator[str]:
             yield "a steer joined a run"
         turns = 0
         for entry in conversation["entries"]:
+            if entry["kind"] == "pi.compaction":
+                yield "a summary was placed"
             for message in entry["messages"]:
                 if message["role"] == "user":
                     turns = 0
