@@ -146,6 +146,33 @@ class Conversation:
         harness.session.failpoints.hit("CP5")
         return Submission(harness, id)
 
+    def submit_in(
+        self,
+        tx: TreeTransaction,
+        content: Content,
+        *,
+        when_busy: WhenBusy = "follow_up",
+        request_id: str | None = None,
+    ) -> int:
+        """Hand an input in with a commit of yours, and return the submission's id.
+
+        So a task that ends tells a conversation of it exactly once, whatever dies: the news and
+        the end are one commit. `harness.submission(id)` makes a handle, once that is stored.
+
+        Args:
+            tx: Of `async with harness.commit()` or `ctx.commit()`.
+            content, when_busy, request_id: As in `submit`, whose errors it raises.
+        """
+        self._harness.start()
+        return submit(
+            self._harness.session,
+            tx,
+            self.id,
+            content,
+            when_busy=when_busy,
+            request_id=request_id,
+        )
+
     async def write(
         self,
         value: object = None,
@@ -198,6 +225,37 @@ class Conversation:
         )
         harness.session.failpoints.hit("CP5")
         return Submission(harness, id)
+
+    def write_in(
+        self,
+        tx: TreeTransaction,
+        value: object = None,
+        *,
+        kind: str | None = None,
+        messages: Sequence[Message] = (),
+        head: int | None = None,
+        edits: Sequence[Edit] = (),
+        request_id: str | None = None,
+    ) -> int:
+        """Write with a commit of yours, and return the submission's id; see `submit_in`.
+
+        Unlike `tx.append` it never puts anything that the model sees between a call and its result.
+
+        Args:
+            tx: Of `async with harness.commit()` or `ctx.commit()`.
+            value, kind, messages, head, edits, request_id: As in `write`, whose errors it raises.
+        """
+        return write(
+            self._harness.session,
+            tx,
+            self.id,
+            value,
+            kind=kind,
+            messages=messages,
+            head=head,
+            edits=edits,
+            request_id=request_id,
+        )
 
     async def reset(self, *, request_id: str | None = None) -> Submission:
         """Let the model's context start anew; the history keeps everything.

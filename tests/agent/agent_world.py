@@ -253,13 +253,16 @@ async def crash_everywhere(
     make: Callable[[], World],
     program: Program,
     check: Callable[[World, Any], None] | None = None,
+    *,
+    sparse: int = 1,
 ) -> int:
     """Run a program, killed before and after every commit and then resumed; return the kills.
 
     The program is run again after the kill, as a host would: it names its requests.
     What is stored before one commit is what is stored after the one before it. So where only
     every second commit is killed, before and after it, each state that a kill can leave comes
-    once; with `-m slow` (see conftest.py) it comes twice, by both ways.
+    once; with `-m slow` (see conftest.py) it comes twice, by both ways. A program of very many
+    commits is killed only at each `sparse`-th by default.
     """
     kills = 0
     for where in ("before", "after"):
@@ -278,7 +281,7 @@ async def crash_everywhere(
                 await verify(world, harness)
             if check is not None:
                 check(world, result)
-            nth += KILL_STEP
+            nth += KILL_STEP if KILL_STEP == 1 else max(KILL_STEP, sparse)
     return kills
 
 
