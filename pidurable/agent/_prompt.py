@@ -159,11 +159,11 @@ def build_request(
     for item in messages:
         message = item.message
         entry = item.entry
-        if isinstance(message, SystemMessage) and not render_system_message(message).strip():
-            # It only changed the tools, which each request declares as they are.
-            continue
         if isinstance(message, ToolResultMessage):
             entry = message.call[0]
+        elif isinstance(message, SystemMessage) and not render_system_message(message).strip():
+            # It only changed the tools, which each request declares as they are.
+            continue
         request.append(RequestMessage(message=_sendable(message), entry=entry))
     return ModelRequest(
         model=model,
@@ -184,9 +184,12 @@ def _sendable(message: Message) -> Message:
     if isinstance(message, ToolResultMessage):
         name = sendable_name(message.name)
         return message if name == message.name else attrs.evolve(message, name=name)
-    if isinstance(message, AssistantMessage) and any(
-        sendable_name(call.name) != call.name for call in message.tool_calls
-    ):
+    if isinstance(message, AssistantMessage):
+        for block in message.blocks:
+            if isinstance(block, ToolCallBlock) and sendable_name(block.name) != block.name:
+                break
+        else:
+            return message
         blocks = tuple(
             attrs.evolve(block, name=sendable_name(block.name))
             if isinstance(block, ToolCallBlock)
@@ -204,13 +207,12 @@ def sendable_name(name: str) -> str:
 
 async def with_images(session: Session, request: ModelRequest) -> ModelRequest:
     """Add the bytes of the images that a request shows. One that is missing is sent as a note."""
-    wanted = {
-        block.blob
-        for item in request.messages
-        if not isinstance(item.message, SystemMessage)
-        for block in item.message.blocks
-        if isinstance(block, ImageBlock)
-    }
+    wanted: set[str] = set()
+    for item in request.messages:
+        if not isinstance(item.message, SystemMessage):
+            for block in item.message.blocks:
+                if isinstance(block, ImageBlock):
+                    wanted.add(block.blob)
     if not wanted:
         return request
 

@@ -9,7 +9,13 @@ import attrs
 
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._checks import check_name
-from pidurable.records._messages import Block, Message, SystemMessage, ToolCallBlock
+from pidurable.records._messages import (
+    AssistantMessage,
+    Block,
+    Message,
+    SystemMessage,
+    ToolCallBlock,
+)
 from pidurable.records._readonly import copied_json
 
 EntryT = TypeVar("EntryT")
@@ -210,13 +216,27 @@ def own_message(message: Message) -> Message:
         return attrs.evolve(message, sections=dict(message.sections), tools_added=tools)
     for block in message.blocks:
         if block.opaque is not None or type(block) is ToolCallBlock:
-            return attrs.evolve(message, blocks=tuple(_own_block(each) for each in message.blocks))
-    return message
+            break
+    else:
+        return message
+    blocks = tuple([_own_block(each) for each in message.blocks])
+    if isinstance(message, AssistantMessage):
+        # As `attrs.evolve` does, in a third of its time: every request copies every call.
+        return AssistantMessage(
+            blocks=blocks,
+            status=message.status,
+            stop_reason=message.stop_reason,
+            model=message.model,
+            usage=message.usage,
+            at_us=message.at_us,
+            error=message.error,
+        )
+    return attrs.evolve(message, blocks=blocks)
 
 
 def _own_block(block: Block) -> Block:
-    opaque = copied_json(block.opaque)
-    if isinstance(block, ToolCallBlock):
+    opaque = None if block.opaque is None else copied_json(block.opaque)
+    if type(block) is ToolCallBlock:
         arguments = copied_json(block.arguments)
         return ToolCallBlock(name=block.name, arguments=arguments, opaque=opaque)
     return block if opaque is None else attrs.evolve(block, opaque=opaque)
