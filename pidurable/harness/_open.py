@@ -740,6 +740,8 @@ async def _opened(
         services.progress = Progress(runtime)
         services.permissions = Permissions(services)
         definitions.add(Generation(services), ToolTask(services), Compaction(services))
+        # Of one turn each makes the next one ready.
+        runtime.at_once = frozenset({Generation.name, ToolTask.name, Compaction.name})
         settle_by(services)
         AwaitedSubmissions(runtime)
         OwnedAgents(runtime)

@@ -411,7 +411,9 @@ class Index:
         for waiter in waiters:
             if waiter in self.open_joins:
                 self.open_joins[waiter] -= 1
-                if not self.open_joins[waiter]:
+                waiting = self.published.task(waiter)
+                # The commit that is being published may have woken it itself.
+                if not self.open_joins[waiter] and waiting and waiting.status is WAITING:
                     self.wakes.append(waiter)
 
     def due(self, node: Node, now_us: int, *, view: View | None = None) -> str | None:

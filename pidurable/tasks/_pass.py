@@ -13,7 +13,7 @@ this order and in one commit of at most `PASS_RECORDS_MAX` records. What does no
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -23,9 +23,9 @@ from pidurable.records._tasks import OutcomeRecord
 from pidurable.storage import Op
 from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._index import decides
+from pidurable.tasks._invocation import Starts
 from pidurable.tasks._migration import migrate
 from pidurable.tasks._mistakes import report_refusal
-from pidurable.tasks._run import Invocation
 from pidurable.tasks._transaction import TreeTransaction
 from pidurable.tasks._tree import COMPLETING, PENDING, RUNNING, TERMINAL, WAITING, Node, Scope
 
@@ -43,7 +43,7 @@ class Pass:
     """One pass: `fill` is the body of its commit, then either `adopted` or `put_back`."""
 
     def __init__(self, runtime: Runtime, scheduler: Scheduler) -> None:
-        self.starts: list[Invocation] = []
+        self.starts = Starts()
         self.records = 0
         self._runtime = runtime
         self._scheduler = scheduler
@@ -54,7 +54,6 @@ class Pass:
         self._expanding: deque[int] = deque()
         self._candidates: deque[int] = deque()
         self._starting: set[int] = set()
-        self._planned: Counter[str] = Counter()
         self._trial: int | None = None
         """The suspect that this pass starts."""
         self._tx: TreeTransaction
@@ -63,6 +62,8 @@ class Pass:
     def fill(self, tx: TreeTransaction) -> None:
         """Write what is due. The body of the commit; awaits nothing and reads no input."""
         self._tx = tx
+        tx.reserves = False
+        tx.starts = self.starts
         self._unblock()
         self._resume()
         self._keep_restarts()
@@ -388,11 +389,7 @@ class Pass:
 
     def _free(self, kind: str) -> bool:
         """Whether a task of this kind could be started besides what this pass starts."""
-        scheduler = self._scheduler
-        return (
-            scheduler.free_total() > self._planned.total()
-            and scheduler.free(kind) > self._planned[kind]
-        )
+        return self._scheduler.has_slot(kind, self.starts.slots)
 
     def _reserve_slotless(self) -> None:
         """Start those with live work below: what they wait for a slot for may have the slot.
@@ -413,7 +410,7 @@ class Pass:
 
     def _reserve_ready(self) -> None:
         ready, scheduler = self._index.ready, self._scheduler
-        while ready and self._room() and scheduler.free_total() > self._planned.total():
+        while ready and self._room() and scheduler.free_total() > self.starts.slots.total():
             kind = ready.next_kind()
             if not self._free(kind):
                 ready.set_full(kind)
@@ -431,6 +428,7 @@ class Pass:
             or found.blocked is not None
             or found.marked
             or id in self._starting
+            or self._scheduler.is_reserved(id)
             or id in self._index.running
             or self._runtime.under_intent(tx.view, found)
             or self._runtime.halted(tx.view, found)
@@ -485,8 +483,5 @@ class Pass:
         self._starting.add(node.id)
         if self._scheduler.suspects.suspect(node):
             self._trial = node.id
-        if not aborting and not node.below:
-            self._planned[node.kind] += 1
-        self.starts.append(
-            Invocation(node.id, node.invocations, definition, aborting, kind=node.kind)
-        )
+        holds = not aborting and not node.below
+        self.starts.add(node, definition, aborting=aborting, takes_slot=holds)

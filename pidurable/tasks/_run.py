@@ -17,7 +17,6 @@ The line decides between a mark, a fault and an outcome: whoever's body comes fi
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +31,18 @@ from pidurable.errors import (
 from pidurable.records import _json
 from pidurable.records._limits import PROBE_SECONDS
 from pidurable.records._tasks import ErrorInfo, OutcomeRecord
-from pidurable.storage import StartRow
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
 from pidurable.tasks._errors import StorageTrouble, leaves, storage_trouble
 from pidurable.tasks._faults import write, write_fault
+from pidurable.tasks._invocation import Invocation as Invocation
 from pidurable.tasks._mistakes import (
     UNREADABLE_REMEDY,
     no_progress,
     report_late,
     stray_cancellation,
 )
-from pidurable.tasks._tree import PENDING, RUNNING, Node
+from pidurable.tasks._tree import PENDING
 from pidurable.tasks._waits import enter_invocation
 
 if TYPE_CHECKING:
@@ -95,54 +94,6 @@ class Phase:
             while self.in_flight:
                 self._idle = trio.Event()
                 await self._idle.wait()
-
-
-@attrs.define(eq=False)
-class Invocation:
-    """One in-memory execution of a task's handlers; it dies with the process."""
-
-    task_id: int
-    number: int
-    definition: Task[Any, Any, Any]
-    aborting: bool
-    kind: str = ""
-    scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
-    started_at: float = 0.0
-    stopping_since: float | None = None
-    over_since: float | None = None
-    """When its outcome or wait was stored, after which its handler is to return."""
-    again: bool = False
-    """The storage refused: the task stays at its checkpoint, and its turn comes again."""
-    trio_task: trio.lowlevel.Task | None = None
-    ahead: StartRow | None = None
-    """What the code begins with, where it was read ahead."""
-
-    def stack(self) -> str:
-        """Where the handler is, for a report."""
-        if self.trio_task is None:
-            return "  (not started)"
-        frames = traceback.StackSummary.extract(self.trio_task.iter_await_frames())
-        return "".join(frames.format()).rstrip()
-
-    def innermost(self) -> str | None:
-        """The line of the definition's code that it is at."""
-        found = None
-        if self.trio_task is not None:
-            for frame, line in self.trio_task.iter_await_frames():
-                package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-                if found is None or package not in ("trio", "pidurable"):
-                    found = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
-        return found
-
-    def runs(self, node: Node | None) -> bool:
-        """Whether a node, of any view, says that this very invocation is running."""
-        return node is not None and node.status is RUNNING and node.invocations == self.number
-
-    def cancel(self) -> None:
-        """Cancel the handler; whoever cancels first starts the clock of the reports."""
-        if self.stopping_since is None:
-            self.stopping_since = trio.current_time()
-        self.scope.cancel()
 
 
 _Handler = Callable[[Any, Any], Awaitable[object]]

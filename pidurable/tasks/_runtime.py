@@ -78,6 +78,8 @@ class Runtime(SessionTree):
         """What tasks have: memos, signals, documents. Ids only grow: whoever was created by this
         process and is not in here has nothing."""
         self._first_id = session.line.next_id
+        self.at_once: frozenset[str] = frozenset()
+        """Kinds whose tasks are reserved by the commits that make them ready, see `_at_once`."""
         self.started = False
         self.closing = False
         self.settlement: list[Settlement] = []
@@ -192,6 +194,8 @@ class Runtime(SessionTree):
         if tx.memos_made and tx.phase is not None:
             task_id = tx.phase.task_id
             self.staged_memos[task_id] = self.staged_memos.get(task_id, 0) + len(tx.memos_made)
+        if tx.starts is not None:
+            self.scheduler.joined(tx.starts)
         if tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
             self.staged.intents = self.staged.intents or tx.view.intents
@@ -203,6 +207,7 @@ class Runtime(SessionTree):
         self.staged_signals.clear()
         self.staged_memos.clear()
         self.cycles.unstage()
+        self.scheduler.reverted()
 
     def committed(self, tx: Any) -> None:
         if self.staged.nodes or self.staged_signals or self.staged_memos:
@@ -230,6 +235,8 @@ class Runtime(SessionTree):
             self.start()
         if tx.view.nodes:
             self.index.adopt(tx.view.nodes.values())
+            if tx.starts is not None:
+                self.scheduler.adopted(tx.starts)
             self.after_adoption()
         elif self.index.wakes:
             self.scheduler.kick()

@@ -2,8 +2,9 @@
 
 Whatever changes something calls `kick`, which sets the flag; a thousand kicks cost one pass. A pass
 (`_pass.py`) derives what earlier commits imply and reserves what is ready, and the loop repeats
-while there is more. Only after the commit of a pass is durable are its invocations started, so a
-task marked running belongs to this holder.
+while there is more. What a commit makes ready it may reserve itself (`_at_once.py`). An invocation
+is started by this loop alone, after the commit that reserved it is durable: a task that is marked
+running belongs to this holder.
 
 Slots: an invocation of a phase holds one, unless ordinary owned work of its task is live (else a
 tree would starve itself); an abort invocation holds none. A task that would hold none needs none to
@@ -29,12 +30,12 @@ from pidurable.errors import (
 from pidurable.records._limits import PROBE_SECONDS
 from pidurable.session._seams import VirtualClock, logger
 from pidurable.storage import Op
+from pidurable.tasks._invocation import Invocation, Starts
 from pidurable.tasks._pass import Pass
 from pidurable.tasks._suspects import Suspects
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
-    from pidurable.tasks._run import Invocation
     from pidurable.tasks._runtime import Runtime
 
 _READ_AHEAD_MIN = 16
@@ -55,6 +56,14 @@ class Scheduler:
         self._refusing = False
         self._held_slots: dict[int, str] = {}
         self._slots: Counter[str] = Counter()
+        self._planned = Starts()
+        """Reserved by commits whose batch is not durable yet."""
+        self._reserved: list[Invocation] = []
+        """Reserved by durable commits, and to be started."""
+        self._reserved_ids: set[int] = set()
+        """Of both."""
+        self._reserved_slots: Counter[str] = Counter()
+        """Of what is to be started."""
         self._timer_wake = trio.Event()
         self._timer_at: int | None = None
         self.suspects = Suspects(runtime)
@@ -111,12 +120,60 @@ class Scheduler:
 
     def free_total(self) -> int:
         """How many more invocations this process may run."""
-        return self._runtime.session.settings.running_max - len(self._held_slots)
+        taken = len(self._held_slots) + self._planned.slots.total() + self._reserved_slots.total()
+        return self._runtime.session.settings.running_max - taken
 
     def free(self, kind: str) -> int:
         """How many more invocations of a kind may run, the total left aside."""
         limit = self._runtime.session.settings.limits.get(kind)
-        return self.free_total() if limit is None else limit - self._slots[kind]
+        if limit is None:
+            return self.free_total()
+        taken = self._slots[kind] + self._planned.slots[kind] + self._reserved_slots[kind]
+        return limit - taken
+
+    def has_slot(self, kind: str, planned: Counter[str]) -> bool:
+        """Whether one more of a kind may run besides those that a commit plans to start."""
+        return self.free_total() > planned.total() and self.free(kind) > planned[kind]
+
+    # --- what commits reserve ------------------------------------------------------------
+
+    def joined(self, starts: Starts) -> None:
+        """A commit that reserves something is staged: the slots are taken."""
+        self._planned.slots.update(starts.slots)
+        self._planned.invocations += starts.invocations
+        self._reserved_ids.update(each.task_id for each in starts.invocations)
+
+    def reverted(self) -> None:
+        """Nothing is staged any more: what is published is told by `adopted`."""
+        planned, self._planned = self._planned, Starts()
+        self._reserved_ids.difference_update(each.task_id for each in planned.invocations)
+        for kind in planned.slots:
+            self._index.ready.set_free(kind)
+
+    def adopted(self, starts: Starts) -> None:
+        """A commit that reserves something is durable: the loop starts it."""
+        self._reserved += starts.invocations
+        self._reserved_slots.update(starts.slots)
+        self._reserved_ids.update(each.task_id for each in starts.invocations)
+        self.kick()
+
+    def is_reserved(self, task_id: int) -> bool:
+        """Whether a task is reserved and not started yet."""
+        return task_id in self._reserved_ids
+
+    async def _start_reserved(self) -> None:
+        """Start what durable commits have reserved, unless it is to be aborted by now."""
+        if not self._reserved:
+            return
+        starts, self._reserved = self._reserved, []
+        if any(not invocation.aborting for invocation in starts):
+            await self._fence()
+        await self._read_ahead(starts)
+        for invocation in starts:
+            self._reserved_ids.discard(invocation.task_id)
+            if invocation.takes_slot:
+                self._reserved_slots[invocation.kind] -= 1
+            self._runtime.runner.start(invocation)
 
     # --- the loop ------------------------------------------------------------------------
 
@@ -127,6 +184,7 @@ class Scheduler:
             self._dirty = trio.Event()
             if self._runtime.closing:
                 continue
+            await self._start_reserved()
             if self._refusing:
                 await trio.sleep(PROBE_SECONDS)
                 await self._probe()
@@ -176,11 +234,7 @@ class Scheduler:
             return False
         one.adopted()
         self.timers_changed()
-        if any(not invocation.aborting for invocation in one.starts):
-            await self._fence()
-        await self._read_ahead(one.starts)
-        for invocation in one.starts:
-            self._runtime.runner.start(invocation)
+        await self._start_reserved()
         # Going past what a resumed task has below may take a pass that writes nothing.
         return one.records > 0 or bool(self._index.resumed)
 

@@ -38,6 +38,7 @@ from pidurable.session._removals import removed_hint
 from pidurable.session._stubs import TASK, unknown_task
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Op, SignalRow, TaskRow
+from pidurable.tasks._at_once import reserve_at_once
 from pidurable.tasks._definition import Task, definition_info
 from pidurable.tasks._mistakes import first_checkpoint
 from pidurable.tasks._tree import (
@@ -49,6 +50,7 @@ from pidurable.tasks._tree import (
 )
 
 if TYPE_CHECKING:
+    from pidurable.tasks._invocation import Starts
     from pidurable.tasks._run import Phase
     from pidurable.tasks._runtime import Runtime
 
@@ -92,6 +94,10 @@ class TreeTransaction(Transaction):
         self.next_checkpoint: tuple[str, str] | None = None
         self.created_by_host = False
         """Whether a host created a task here: that lets tasks run."""
+        self.starts: Starts | None = None
+        """What this commit has reserved, to be started once it is durable."""
+        self.reserves = True
+        """Whether it reserves what it makes ready; a pass of the scheduler does so by itself."""
         self._created: list[Node] = NO_LIST
         self._owned: list[int] = NO_LIST
 
@@ -548,6 +554,8 @@ class TreeTransaction(Transaction):
                 self._check_owner(node.owner)
         for owner in self._owned:
             self._check_owner(owner)
+        if self.reserves and self.view.nodes:
+            self.starts = reserve_at_once(self._runtime, self, self._created)
         super().seal()
         for address, state in self.docs.items():
             if address.scope == _TASK_SCOPE and state is not None:

@@ -94,8 +94,8 @@ async def test_an_input_gets_its_answer(autojump_clock: MockClock) -> None:
     assert total[MODEL].requests == 1
 
 
-async def test_a_turn_with_one_tool_call_takes_eight_commits(autojump_clock: MockClock) -> None:
-    """Reserve, prepare, answer, reserve, intent, result, wake, boundary: nothing else."""
+async def test_a_round_with_one_tool_call_takes_five_commits(autojump_clock: MockClock) -> None:
+    """Prepare, answer, intent, result, boundary: who is to go on is reserved by what lets it."""
     seqs: list[int] = []
     one, two = World(calls("safe"), "done"), World(calls("safe"), calls("safe"), "done")
     for world in (one, two):
@@ -104,9 +104,9 @@ async def test_a_turn_with_one_tool_call_takes_eight_commits(autojump_clock: Moc
             await ask(harness, "go")
             seqs.append(harness.session.line.published_seq - before)
 
-    assert seqs[1] - seqs[0] == 8
-    # The input, and a last turn that is reserved, prepared and answered.
-    assert seqs[0] == 8 + 4
+    assert seqs[1] - seqs[0] == 5
+    # The input, and a last turn that is prepared and answered.
+    assert seqs[0] == 5 + 3
 
 
 async def test_an_answer_whose_calls_all_fail_goes_on_at_once(autojump_clock: MockClock) -> None:

@@ -137,11 +137,14 @@ async def test_a_hook_is_not_asked_for_what_the_model_got_wrong(
     assert asked == []
 
 
-@pytest.mark.parametrize(("point", "asked"), [("CP1", 1), ("CP2", 1), ("CP3", 1)])
+@pytest.mark.parametrize(("point", "asked"), [("CP1", 2), ("CP2", 1), ("CP3", 1)])
 async def test_what_a_hook_has_decided_is_not_decided_again(
     autojump_clock: MockClock, point: str, asked: int
 ) -> None:
-    """The intent fixes the arguments: a safe call that runs again asks no `before_tool` hook."""
+    """The intent fixes the arguments: a safe call that runs again asks no `before_tool` hook.
+
+    What was asked before the intent is stored is asked again, and the last decision counts.
+    """
     decided: list[Any] = []
 
     async def before(call: BeforeTool) -> Rewrite:
@@ -155,7 +158,7 @@ async def test_what_a_hook_has_decided_is_not_decided_again(
 
     assert died.struck
     assert len(decided) == asked
-    assert text_of(result) == "saw decision 1"
+    assert text_of(result) == f"saw decision {asked}"
 
 
 # --- after_tool ---------------------------------------------------------------------------------

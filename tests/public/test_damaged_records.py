@@ -17,8 +17,18 @@ import attrs
 import pytest
 import trio
 
-from pidurable import Edit, Reader, TextBlock, UserMessage, document, open_harness, open_reader
+from pidurable import (
+    AgentChange,
+    Edit,
+    Reader,
+    TextBlock,
+    UserMessage,
+    document,
+    open_harness,
+    open_reader,
+)
 from pidurable.errors import StorageCorruptError
+from pidurable.testing import ScriptedModel
 
 
 @document("damage.notes")
@@ -33,8 +43,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "s.sqlite"
 
     async def fill() -> None:
-        async with open_harness(path) as harness:
-            root = await harness.root()
+        # Whose answer would take an hour: the task that asks for it is live at the end.
+        slow = ScriptedModel([{"text": "late", "delay": 3_600}])
+        async with open_harness(path, models=slow.models()) as harness:
+            root = await harness.root(agent=AgentChange(model="scripted/model"))
             async with harness.commit() as tx:
                 said = UserMessage(blocks=(TextBlock(text="hello"),), at_us=1)
                 first = tx.append(root.id, {"n": 1}, kind="note", messages=[said])

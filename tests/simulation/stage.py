@@ -23,7 +23,7 @@ from pidurable.errors import PidurableError, SessionPoisonedError, StorageAccess
 from pidurable.records._codec import Codec
 from pidurable.records._limits import Settings
 from pidurable.session._seams import SeededRandomness, TrioClock
-from pidurable.storage import Batch, MemoryStorage, SqliteStorage, Storage
+from pidurable.storage import Batch, MemoryStorage, Op, SqliteStorage, Storage
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Retry, Task, nothing_to_undo, phase
 from pidurable.tasks._open import open_runtime
@@ -191,6 +191,30 @@ class RecordingStorage(ForwardingStorage):
             raise StorageAccessError(self.store, "the process died with the batch stored")
 
 
+def ids_of(starts: Any) -> set[int]:
+    """The tasks that a commit has reserved."""
+    return {each.task_id for each in starts.invocations}
+
+
+def apart(
+    writes: list[tuple[Op, Any]], reserved: set[int]
+) -> tuple[list[tuple[Op, Any]], list[tuple[Op, Any]]]:
+    """What a commit writes of itself, and what reserves tasks: the last state of each of them."""
+    left, first, second = set(reserved), list[tuple[Op, Any]](), list[tuple[Op, Any]]()
+    waits: set[int] = set()
+    for op, row in reversed(writes):
+        if op is Op.TASK_STATE and row.id in left:
+            left.discard(row.id)
+            waits.add(row.id)
+            second.append((op, row))
+        elif op is Op.WAIT_DELETE and row[0] in waits:
+            waits.discard(row[0])
+            second.append((op, row))
+        else:
+            first.append((op, row))
+    return first[::-1], second[::-1]
+
+
 class Witness:
     """The participant that tells the ledger of every commit."""
 
@@ -348,6 +372,8 @@ class Stage:
                 takeover=True,
                 prepare=self._prepare,
             ) as runtime:
+                # Every other seed has them reserved by the commits that make them ready.
+                runtime.at_once = frozenset(KINDS if self._seed % 2 else ())
                 self.ledger.opening = False
                 if ROOT not in self.model.conversations:
                     await self.host(lambda tx: tx.create_conversation())
@@ -392,8 +418,17 @@ class Stage:
         asked = getattr(tx, "asked", None) or Asked(
             by="open" if self.ledger.opening else "scheduler"
         )
-        made = self.ledger.tell(tx.seq, asked, tx.writes)
-        if asked.by == "host" and made:
+        made, host = False, asked.by == "host"
+        writes = tx.writes
+        reserved = set() if not tx.reserves or tx.starts is None else ids_of(tx.starts)
+        if reserved:
+            # The model knows reservations of the scheduler alone: to it these are a commit behind
+            # the one that they are a part of.
+            first, writes = apart(writes, reserved)
+            made = self.ledger.tell(tx.seq - 0.5, asked, first)
+            asked = Asked(by="scheduler")
+        made = self.ledger.tell(tx.seq, asked, writes) or made
+        if host and made:
             # What a host creates is to run.
             self.model.started = True
 

@@ -1,0 +1,266 @@
+"""Tasks that the commits which make them ready reserve: what it saves, and what it may not change.
+
+Every published commit and tree is checked by the world, as in all tests here. `plain` worlds have
+no such kinds, so that what is saved is counted against them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forever, parent_of
+
+from pidurable.errors import StorageRefusedError
+from pidurable.testing import Fault
+
+KINDS = frozenset({"test.actor", "test.other"})
+
+
+async def commits(world: World, kinds: frozenset[str]) -> int:
+    """The commits of a parent that creates two children, waits for them and ends."""
+    async with world.open() as rt:
+        rt.at_once = kinds
+        world.scripts |= {"a": done, "b": done}
+        before = rt.session.line.published_seq
+        id = await world.create("parent", parent_of("a", "b"))
+        outcome = await world.end(id)
+        assert outcome.result == "completed,completed"
+        await world.quiet()
+        return rt.session.line.published_seq - before
+
+
+async def test_what_a_commit_makes_ready_is_reserved_by_it() -> None:
+    """Each creation and each waking that leads to a start saves a commit of the scheduler."""
+    plain = await commits(World(), frozenset())
+    saved = await commits(World(), KINDS)
+
+    # Create, wait with two children, two ends, and the end.
+    assert saved == 5
+    assert plain > saved
+
+
+async def test_it_is_running_in_the_commit_that_creates_it_and_starts_once() -> None:
+    """No state between is ever stored, and there is one invocation."""
+    world = World()
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        world.blocking.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.create, "a", done)
+            await world.quiet()
+            assert world.log == []
+            assert world.rows() == []
+            world.blocking.release()
+        await world.quiet()
+        [row] = world.rows()
+        assert (row.outcome_status, row.invocations) == ("completed", 1)
+        assert world.log == ["a start"]
+
+
+async def test_nobody_who_is_queued_is_overtaken() -> None:
+    """While a task waits for a slot, new ones of another kind queue too, though theirs is free."""
+    world = World(running_max=2, limits={"test.actor": 1})
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        first = await world.create("first", forever)
+        await world.quiet()
+        second = await world.create("second", done)
+        third = await world.create("third", done, kind=Other)
+        await world.quiet()
+        assert world.status(second) == "pending"
+        assert world.outcome(third) == "completed"
+        await world.abort(first)
+        assert (await world.end(second)).status == "completed"
+
+
+async def test_no_slot_is_given_twice_within_a_batch() -> None:
+    """Bodies that share a batch see the slots that those before them took."""
+    world = World(limits={"test.actor": 2}, running_max=5)
+    now = most = 0
+    go = trio.Event()
+
+    async def meter(at: Any, ctx: Any) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await go.wait()
+        now -= 1
+        await ctx.complete("")
+
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        world.blocking.hold()
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(world.create, f"a{number}", meter)
+            await world.quiet()
+            world.blocking.release()
+        await world.quiet()
+        assert now == 2
+        go.set()
+        await rt.wait_for_idle(ROOT)
+    assert most == 2
+    assert {row.outcome_status for row in world.rows()} == {"completed"}
+
+
+async def test_a_refused_commit_gives_its_slots_back() -> None:
+    """What it had reserved never starts, and others get the slots."""
+    world = World(limits={"test.actor": 1}, storage_retry_seconds=0.0)
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        world.storage.add(Fault.refuse())
+        with pytest.raises(StorageRefusedError):
+            await world.create("refused", forever)
+        id = await world.create("taken", done)
+        assert (await world.end(id)).status == "completed"
+        assert [line for line in world.log if line.startswith("refused")] == []
+
+
+async def test_an_abort_that_queued_behind_the_reservation_lets_no_phase_begin() -> None:
+    """The fence of the scheduler counts for what commits reserve as well."""
+    world = World()
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        world.blocking.hold()
+        made: list[int] = []
+
+        async def create() -> None:
+            made.append(await world.create("a", forever))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(create)
+            await world.quiet()
+            next_id = rt.session.line.next_id - 1
+            nursery.start_soon(world.abort, next_id)
+            await world.quiet()
+            world.blocking.release()
+        assert (await world.end(made[0])).status == "aborted"
+        assert world.log == ["a abort"]
+
+
+async def test_a_child_created_below_an_abort_is_not_reserved() -> None:
+    """Whatever is below an intent to cancel is left to the pass, which marks it."""
+    world = World()
+    async with world.open() as rt:
+        rt.at_once = KINDS
+
+        made: list[int] = []
+
+        async def owner(at: Any, ctx: Any) -> None:
+            async with ctx.commit() as tx:
+                made.append(tx.create_conversation())
+                tx.goto(Next(1))
+            await trio.sleep_forever()
+
+        world.scripts |= {"owner": owner, "child": forever}
+        id = await world.create("owner")
+        await world.quiet()
+
+        def body(tx: Any) -> None:
+            tx.abort_task(id)
+            tx.create_task(Actor, "child", conversation=made[0])
+
+        await rt.commit(body)
+        assert (await world.end(id)).status == "aborted"
+        assert [line for line in world.log if line.startswith("child start")] == []
+        [child] = [row for row in world.rows() if row.conversation == made[0]]
+        assert (child.outcome_status, child.invocations) == ("aborted", 0)
+
+
+@pytest.mark.parametrize("when", ["created", "woken"])
+async def test_a_death_before_the_start_loses_nothing(when: str) -> None:
+    """Reserved and never started is recovered like whatever ran, and starts after the restart."""
+    world = World()
+    world.scripts |= {"a": done, "parent": parent_of("a")}
+    async with world.crashing() as rt:
+        rt.at_once = KINDS
+        wanted = {"created": 1, "woken": 3}[when]
+        before = rt.session.line.published_seq
+        rt.scheduler._start_reserved = _after(  # type: ignore[method-assign]
+            rt, before + wanted, rt.scheduler._start_reserved
+        )
+        await world.create("parent")
+        await world.quiet()
+    statuses = {row.kind: row.status for row in world.rows() if row.owner is None}
+    assert statuses == {"test.actor": 1}
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        await rt.wait_for_idle(ROOT)
+    assert {row.outcome_status for row in world.rows()} == {"completed"}
+    assert world.log.count("parent start") == 1
+
+
+def _after(rt: Any, seq: int, starting: Any) -> Any:
+    """Start until a commit is published, and nothing from then on: the process is dying."""
+
+    async def start() -> None:
+        if rt.session.line.published_seq < seq:
+            await starting()
+
+    return start
+
+
+async def test_a_join_whose_last_two_end_in_one_batch_is_woken_once() -> None:
+    """The count looks at what the batch has staged, not at what is published alone."""
+    world = World()
+    go = trio.Event()
+
+    async def child(at: Any, ctx: Any) -> None:
+        await go.wait()
+        await ctx.complete("")
+
+    world.scripts |= {f"c{number}": child for number in range(6)}
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        id = await world.create("parent", parent_of(*(f"c{number}" for number in range(6))))
+        await world.quiet()
+        before = rt.session.line.published_seq
+        world.blocking.hold()
+        go.set()
+        await world.quiet()
+        world.blocking.release()
+        assert (await world.end(id)).status == "completed"
+        # Six ends, of which the last wakes the parent, and its own end.
+        assert rt.session.line.published_seq - before == 7
+    assert child_of(world, id, "c0")
+
+
+async def test_a_waiter_whose_handler_has_not_returned_is_left_to_the_pass() -> None:
+    """It is woken when it has, as always."""
+    world = World()
+    leave = trio.Event()
+
+    async def parent(at: Any, ctx: Any) -> None:
+        if not isinstance(at, Start):
+            await ctx.complete("")
+            return
+        async with ctx.commit() as tx:
+            child = tx.create_task(Actor, "child")
+            tx.wait(then=Next(1), on=[child])
+        await leave.wait()
+
+    world.scripts["child"] = done
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        id = await world.create("parent", parent)
+        await world.quiet()
+        assert world.status(id) == "waiting"
+        leave.set()
+        assert (await world.end(id)).status == "completed"
+
+
+async def test_more_than_one_commit_may_reserve_is_left_to_passes() -> None:
+    """A large fan-out is started in parts that leave others their turn."""
+    world = World()
+    names = [f"c{number}" for number in range(100)]
+    world.scripts |= dict.fromkeys(names, done)
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        id = await world.create("parent", parent_of(*names))
+        world.blocking.hold()
+        await world.quiet()
+        world.blocking.release()
+        assert (await world.end(id)).status == "completed"
+    assert {row.invocations for row in world.rows() if row.owner == id} == {1}
