@@ -245,8 +245,8 @@ class ListsModels(Protocol):
 class DefersAnswers(Provider, Protocol):
     """A provider that may answer later: its stream may end with `Deferred`.
 
-    Both methods are given the request as it was sent, also by another process than the one that
-    sent it. They need nothing but the handle to find it again.
+    Both methods are given the request as it was fixed, before hooks changed what was sent of it,
+    also by another process than the one that sent it. The handle alone must find it again.
     """
 
     def poll(
@@ -506,7 +506,7 @@ class Models:
         As `stream`: the events end with `Done`, or with `Deferred` if there is no answer yet.
 
         Args:
-            request: As it was sent.
+            request: As it was fixed, for the name of its model and what it offers.
             handle: What came with the last `Deferred`.
 
         Raises:

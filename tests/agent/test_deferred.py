@@ -268,6 +268,32 @@ async def test_an_answer_that_nobody_can_ask_for_is_an_error(
     assert said in outcome.detail
 
 
+class Plain:
+    """A provider that answers at once, or not at all, under the name of the scripted one."""
+
+    name = "scripted"
+
+    def stream(self, request: Any) -> Any:
+        """Never reached."""
+        raise AssertionError("a deferred request is not sent again")
+
+
+async def test_a_provider_that_defers_no_more_ends_the_run(autojump_clock: MockClock) -> None:
+    """Reopened with one that cannot be asked, the input is unanswered, with a text that says so."""
+    world = World(Step(text="never", defer=Defer(seconds=5.0)))
+
+    async with world.open() as harness:
+        await (await harness.root()).submit("go", request_id="r1")
+        await trio.sleep(2)
+    async with open_harness(
+        world.base.reopen(), models=Models([Plain()]), clock=world.clock, blocking=InlineBlocking()
+    ) as harness:
+        outcome = await ask(harness, "go")
+
+    assert outcome.reason == "model_error"
+    assert "does not defer answers" in outcome.detail
+
+
 async def test_a_host_without_models_ends_a_deferred_run(autojump_clock: MockClock) -> None:
     """Reopened without models, what was deferred ends as `no_model` when it is due."""
     world = World(Step(text="never", defer=Defer(seconds=5.0)))

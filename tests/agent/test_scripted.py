@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from pidurable.agent._models import (
+    Deferred,
     Done,
     ModelRequest,
     Models,
@@ -337,6 +338,49 @@ async def test_a_request_beyond_the_window_overflows() -> None:
     assert caught.value.kind == "overflow"
     assert models.resolve("scripted/model").context_window == 100
     assert (await ask(models, user("short"))).text == "ok"
+
+
+async def test_a_script_can_answer_later_and_logs_who_asked(tmp_path: Path) -> None:
+    """A deferred step is answered at its last poll, by the handle alone, also from a YAML file."""
+    path = tmp_path / "later.yaml"
+    log = tmp_path / "log.jsonl"
+    steps = (
+        "- {text: at last, defer: {polls: 2, seconds: 5, error: other}}\n- {text: b, defer: 3}\n"
+    )
+    path.write_text(f"log: {log}\nsteps:\n{steps}")
+    asked = request(user("a"), model=f"scripted/{path}")
+    seen: list[Any] = []
+
+    async def polled(handle: Any) -> StreamEvent:
+        # A provider of its own: nothing is remembered from one poll to the next.
+        models = Models([ScriptedProvider()])
+        async with models.poll(asked, handle) as events:
+            (event, *rest) = [event async for event in events]
+        seen.append(handle)
+        return rest[-1] if rest else event
+
+    models = Models([ScriptedProvider()])
+    (first,) = await events_of(models, asked)
+    assert isinstance(first, Deferred)
+    with pytest.raises(ModelError, match="scripted error"):
+        await polled(first.handle)
+    path.write_text(path.read_text().replace(", error: other", ""))
+    second = await polled(first.handle)
+    assert isinstance(second, Deferred)
+    last = await polled(second.handle)
+    await models.cancel(asked, second.handle)
+
+    assert isinstance(last, Done)
+    assert last.message.text == "at last"
+    assert (first.poll_seconds, [handle["polls"] for handle in seen]) == (5.0, [2, 1])
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [next(k for k in ("poll", "cancel", "key") if k in line) for line in lines] == [
+        "key",
+        "poll",
+        "poll",
+        "poll",
+        "cancel",
+    ]
 
 
 async def test_a_script_that_has_ended_says_so() -> None:
