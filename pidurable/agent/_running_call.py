@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
@@ -127,9 +127,16 @@ class RunningCall:
         """Store a value under a name once and return the stored one: the first writer wins."""
         return await self._ctx.memo(name, candidate)
 
-    def commit(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction; it is committed when the block ends."""
-        return self._ctx.commit()
+    @asynccontextmanager
+    async def commit(self) -> AsyncIterator[Any]:
+        """Open a transaction; it is committed when the block ends.
+
+        It reaches the conversations and tasks that `conversation` reaches, and decides nothing
+        about the call itself: that is what the tool returns.
+        """
+        async with self._ctx.commit() as tx:
+            tx.lend(f"the tool {self._name!r}")
+            yield tx
 
     async def create_task(
         self, definition: Any, input: Any, *, key: str | None = None

@@ -14,6 +14,7 @@ from pidurable.errors import InvalidArgumentError, show
 from pidurable.registry._env import Env, LocalEnv
 from pidurable.registry._snapshot import RegistrySnapshot
 from pidurable.registry._tool import Tool
+from pidurable.tasks._reach import may_reach
 
 if TYPE_CHECKING:
     from pidurable.agent._permissions import Permissions
@@ -114,28 +115,23 @@ class AgentServices:
         return selected_extensions(chosen, settings.extensions, self.registry().extensions)
 
     def may_reach(self, from_id: int, conversation_id: int) -> bool:
-        """Whether the code of a task in one conversation may use the id of another.
-
-        They are of one principal; where none is named, of one tree, which is all that bounds them.
+        """Whether the code of a call in one conversation may use the id of another.
 
         Raises:
             NotFoundError: There is no such conversation.
         """
         session = self.runtime.session
-        own, other = session.conversation(from_id), session.conversation(conversation_id)
-        if own.principal != other.principal:
-            return False
-        return own.principal != "" or self._root_of(own.id) == self._root_of(other.id)
 
-    def _root_of(self, conversation_id: int) -> int:
-        """The ownerless conversation at the top of the tree of one."""
-        storage = self.runtime.session.storage
-        while (owner := self.runtime.session.conversation(conversation_id).owner) is not None:
-            row = storage.task(owner)
-            if row is None:
-                break
-            conversation_id = row.conversation
-        return conversation_id
+        def place_of(task_id: int) -> int | None:
+            row = session.storage.task(task_id)
+            return None if row is None else row.conversation
+
+        return may_reach(
+            session.conversation(from_id),
+            session.conversation(conversation_id),
+            conversation=session.conversation,
+            place_of=place_of,
+        )
 
     def resolve(self, conversation_id: int) -> Agent:
         """Resolve a conversation's agent: once per request, once per phase."""

@@ -18,11 +18,14 @@ from pidurable.errors import (
     InvalidArgumentError,
     InvocationEndedError,
     MemoTooLargeError,
+    NotFoundError,
     TooManyMemosError,
+    UnknownTaskError,
     show,
 )
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, check_reason
+from pidurable.records._entries import Conversation
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import MEMO_BYTES_MAX, MEMOS_MAX
 from pidurable.records._tasks import (
@@ -37,6 +40,7 @@ from pidurable.storage import Op, SignalRow
 from pidurable.tasks._awaited import awaited_ids, sort_awaited
 from pidurable.tasks._definition import Task
 from pidurable.tasks._errors import error_info
+from pidurable.tasks._reach import may_reach
 from pidurable.tasks._tree import RUNNING, WAITING, Node
 from pidurable.tasks._tree_transaction import TreeTransaction as TreeTransaction, to_us
 
@@ -61,6 +65,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._decide: Callable[[], None] | None = None
         self._aborts_itself = False
         self._checked = False
+        self._lent_to: str | None = None
 
     def check_phase(self) -> Node:
         """Refuse a commit that comes too late for its task. In line order, so it is exact."""
@@ -84,6 +89,52 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         self._aborts_itself = self._aborts_itself or (marked and task_id == self._phase.task_id)
         return marked
 
+    # --- lent to code that is not the definition's -----------------------------------------
+
+    def lend(self, to: str) -> None:
+        """Hand this commit to other code than the definition's own: the function of a tool.
+
+        It decides nothing about the task, and the ids of conversations and tasks that it may not
+        reach (see `_reach`) are ids of nothing.
+
+        Args:
+            to: What it is handed to, for messages.
+        """
+        self._lent_to = to
+
+    def conversation(self, conversation_id: int) -> Conversation:
+        """The record of a conversation.
+
+        Raises:
+            NotFoundError: This session has no such conversation, or it is out of reach.
+        """
+        found = super().conversation(conversation_id)
+        if self._lent_to is not None and not self._may_reach(found):
+            raise NotFoundError("conversation", show(conversation_id))
+        return found
+
+    def _may_reach(self, other: Conversation) -> bool:
+        own = self._phase.conversation_id
+        if other.id == own:
+            return True
+        any_conversation = super().conversation
+
+        def place_of(task_id: int) -> int | None:
+            node = self.view.task(task_id) or self.stored_task(task_id)
+            return None if node is None else node.conversation
+
+        return may_reach(
+            any_conversation(own), other, conversation=any_conversation, place_of=place_of
+        )
+
+    def _live_or_ended(self, task_id: int) -> Node | None:
+        found = super()._live_or_ended(task_id)
+        if self._lent_to is not None:
+            node = found or self.stored_task(task_id)
+            if node is None or not self._may_reach(super().conversation(node.conversation)):
+                raise UnknownTaskError(show(task_id))
+        return found
+
     # --- transitions ---------------------------------------------------------------------
 
     def goto(self, checkpoint: CheckpointT) -> None:
@@ -104,6 +155,11 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
 
     def _transition_guard(self) -> Node:
         node = self.check_phase()
+        if self._lent_to is not None:
+            problem = (
+                f"the commit of {self._lent_to} decides nothing about its task; return instead"
+            )
+            raise InvalidArgumentError("tx", problem)
         if self._decide is not None:
             raise InvocationEndedError(self._phase.task_id, "its outcome or wait is decided")
         return node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from agent_world import MODEL, World, ask, calls, odd_tool, results, text_of, verify
@@ -12,7 +13,7 @@ from trio.testing import MockClock
 
 from pidurable.agent._script import Step, When
 from pidurable.agent._tool_result import bounds_of, final_result, replaced
-from pidurable.errors import InvalidArgumentError, NotFoundError
+from pidurable.errors import InvalidArgumentError, NotFoundError, UnknownTaskError
 from pidurable.harness._open import Harness
 from pidurable.records import _codec, _json
 from pidurable.records._limits import OUTPUT_BYTES_MAX
@@ -24,6 +25,8 @@ from pidurable.records._messages import (
     Usage,
 )
 from pidurable.registry import Tool, ToolCall, ToolResult, tool
+from pidurable.tasks._context import TaskContext
+from pidurable.tasks._definition import Task, nothing_to_undo, phase
 
 
 async def run(body: Any, *steps: Any, **options: Any) -> tuple[ToolResultMessage, World]:
@@ -36,6 +39,25 @@ async def run(body: Any, *steps: Any, **options: Any) -> tuple[ToolResultMessage
         found = await results(harness)
     assert outcome.text == "ok"
     return found[-1], world
+
+
+@attrs.frozen
+class Begin:
+    """Nothing happened yet."""
+
+
+class Note(Task[str, Begin, str]):
+    """A task that a tool creates."""
+
+    name = "test.note"
+    abort = nothing_to_undo
+
+    def initial(self, input: str) -> Begin:
+        return Begin()
+
+    @phase
+    async def begin(self, at: Begin, ctx: TaskContext[str, Begin, str]) -> None:
+        await ctx.complete("noted")
 
 
 # --- output -------------------------------------------------------------------------------------
@@ -159,6 +181,82 @@ async def test_a_call_reaches_the_conversations_of_its_own_principal(
 ) -> None:
     """The id of another's conversation is an id of nothing."""
     assert await reach(own, other) == told
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "told"),
+    [
+        ("ada", "ada", ["stored"] * 5),
+        ("ada", "bob", ["NotFoundError"] * 3 + ["UnknownTaskError"] * 2),
+        ("", "", ["NotFoundError"] * 3 + ["UnknownTaskError"] * 2),
+    ],
+)
+async def test_a_commit_of_a_call_reaches_no_further_than_the_call(
+    autojump_clock: MockClock, own: str, other: str, told: list[str]
+) -> None:
+    """Entries, forks, tasks, aborts and signals go to what is its own, and nowhere else."""
+    world = World(Step(calls=calls("slow").calls, when=When(user="wait")), calls("odd"), "ok")
+    found: list[str] = []
+    ids: list[int] = []
+
+    async def body(call: ToolCall) -> str:
+        conversation, task = ids
+        for attempt in (
+            lambda tx: tx.append(conversation, {"n": 1}, kind="test.seen"),
+            lambda tx: tx.fork(conversation),
+            lambda tx: tx.create_task(Note, "x", conversation=conversation),
+            lambda tx: tx.signal(task, "hello"),
+            lambda tx: tx.abort_task(task),
+        ):
+            try:
+                async with call.commit() as tx:
+                    attempt(tx)
+                found.append("stored")
+            except (NotFoundError, UnknownTaskError) as error:
+                found.append(type(error).__name__)
+        async with call.commit() as tx:
+            tx.append(call.conversation_id, {"n": 2}, kind="test.seen")
+            made = tx.create_conversation(key="mine")
+            tx.append(made, {"n": 3}, kind="test.seen")
+        return "tried"
+
+    world.install(odd_tool(body), tasks=[Note()])
+    async with world.open() as harness:
+        theirs = harness.conversation(await other_conversation(harness, other))
+        asked = harness.conversation(await other_conversation(harness, own))
+        for each in (theirs, asked):
+            await each.configure(_model())
+        await theirs.submit("wait")
+        await world.reached.wait()
+        ids += [theirs.id, theirs.live()["calls"][0]["task"]]
+        assert (await (await asked.submit("go")).wait()).text == "ok"
+        await theirs.abort()
+        await harness.wait_for_idle()
+
+    assert found == told
+
+
+async def test_a_tool_cannot_end_its_own_call(autojump_clock: MockClock) -> None:
+    """What a call comes to is what its tool returns; its commits do not decide that."""
+    refused: list[str] = []
+
+    async def body(call: ToolCall) -> str:
+        for decide in (
+            lambda tx: tx.complete(None),
+            lambda tx: tx.fail("no"),
+            lambda tx: tx.goto(None),
+            lambda tx: tx.wait(then=None, signals=True),
+        ):
+            with pytest.raises(InvalidArgumentError, match="decides nothing about its task"):
+                async with call.commit() as tx:
+                    decide(tx)
+            refused.append("refused")
+        return "mine"
+
+    result, _ = await run(body)
+
+    assert text_of(result) == "mine"
+    assert len(refused) == 4
 
 
 async def test_a_call_reaches_its_tree(autojump_clock: MockClock) -> None:
