@@ -257,6 +257,26 @@ def test_a_log_book_that_outgrows_its_reader_is_summarised() -> None:
     assert kept == "days in the history: 10"
 
 
+def test_a_tool_runs_what_a_person_has_allowed() -> None:
+    """The request outlives its process; a pattern lets the next by, and no chain of commands."""
+    assert run("17_approval.py") == [
+        "the process ended, the request did not",
+        "asked (high): 'rm old.log'",
+        "  granted by Ada: Once()",
+        "  ran: rm old.log",
+        "asked (high): 'rm -rf /'",
+        "  denied by Ada: Deny(text='Only in here, please.')",
+        "asked (high): 'git status'",
+        "  granted by Ada: Pattern(pattern='git *', expires=None)",
+        "  ran: git status",
+        "  ran: git diff",
+        "asked (high): 'git diff; rm -rf /'",
+        "  denied by Ada: Deny(text='No.')",
+        "All done.",
+        "granted 'git *', used 1 time(s) since",
+    ]
+
+
 def test_an_office_keeps_its_rules_by_hooks() -> None:
     """A letter goes elsewhere, another one nowhere, a call is hung up, and the run goes on once."""
     (line,) = run("19_hooks.py")
