@@ -244,6 +244,21 @@ def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
     ]
 
 
+def test_what_is_typed_meanwhile_is_answered_or_given_back() -> None:
+    """A steer joins the run, a follow-up starts the next, and what is taken back is never seen."""
+    assert run("16_steer_and_follow_up.py") == [
+        "queued: ['steer', 'follow_up', 'follow_up', 'write']",
+        "withdrawn: True",
+        "run 1: 12 red apples.",
+        "run 1: 12 red apples.",
+        "run 2: 2 euros each.",
+        "note: done",
+        "given back: ['Thank you!']",
+        "aborted: aborted",
+        "continued: That was cut; shall I go on?",
+    ]
+
+
 def test_a_log_book_that_outgrows_its_reader_is_summarised() -> None:
     """Fewer messages are sent once there is a summary, and the history still holds every day."""
     *days, asked, names, left, kept = run("18_compaction.py")
