@@ -301,7 +301,9 @@ def _checked_write(content: Any, bytes_max: int) -> str:
         _json.dumps([[[content]]], bytes_max=bytes_max)
     except NotJsonError as error:
         below = error.path.removeprefix("$").removeprefix("[0][0][0]")
-        raise NotJsonError(f"$.entry{below}", error.problem, error.value) from error
+        # Named as where nothing is around it.
+        below = f"<{content['kind']}>{below[5:]}" if below.startswith(".data") else below
+        raise NotJsonError(f"${below}", error.problem, error.value) from error
     return _json.dumps(content, bytes_max=bytes_max)
 
 

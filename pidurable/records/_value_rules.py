@@ -724,6 +724,7 @@ VALUE_DOORS: tuple[Door, ...] = (
     Door(
         name="submission", call="conversation.submit(blocks)", path="$.content[0].opaque", levels=5
     ),
+    Door(name="write", call="conversation.write(value)", path="$<kind>", levels=4, typed=True),
 )
 """The arguments and the results of tools are values too: what is wrong with those goes to the
 model, as text, and what it sends is converted where nothing is lost ("3" for an int)."""

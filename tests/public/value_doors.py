@@ -384,6 +384,13 @@ async def knock_submission(world: World, value: Any) -> Find:
     return find
 
 
+async def knock_write(world: World, value: Any) -> Find:
+    record = await (await world.root.write(value, kind="values.any")).status()
+    id = record.entry
+    assert id is not None
+    return lambda later: parsed(found_entry(later, id).data)
+
+
 KNOCKS: dict[str, Knock] = {
     "entry": knock_entry,
     "message": knock_message,
@@ -398,6 +405,7 @@ KNOCKS: dict[str, Knock] = {
     "memo": knock_memo,
     "signal": knock_signal,
     "submission": knock_submission,
+    "write": knock_write,
 }
 
 PLACES = {
@@ -508,6 +516,10 @@ async def knock_typed_entry(world: World, fields: dict[str, Any]) -> int:
     return await append(world, Everything(**fields))
 
 
+async def knock_typed_write(world: World, fields: dict[str, Any]) -> Any:
+    return await world.root.write(Everything(**fields))
+
+
 async def knock_typed_draft(world: World, fields: dict[str, Any]) -> None:
     async with world.harness.commit() as tx:
         box = await tx.document(TypedBox, world.root.id)
@@ -527,20 +539,21 @@ async def knock_typed_result(world: World, fields: dict[str, Any]) -> int:
     return await world.in_task(lambda ctx: ctx.complete(Everything(**fields)))
 
 
-TYPED_KNOCKS: dict[str, Callable[[World, dict[str, Any]], Awaitable[Any]]] = {
-    "$<values.everything>": knock_typed_entry,
-    "$<values.typed_box>": knock_typed_draft,
-    "$<values.typed input>": knock_typed_input,
-    "$<values.keeper holding>.value": knock_typed_checkpoint,
-    "$<values.keeper result>": knock_typed_result,
-}
+TYPED_KNOCKS: tuple[tuple[str, Callable[[World, dict[str, Any]], Awaitable[Any]]], ...] = (
+    ("$<values.everything>", knock_typed_entry),
+    ("$<values.everything>", knock_typed_write),
+    ("$<values.typed_box>", knock_typed_draft),
+    ("$<values.typed input>", knock_typed_input),
+    ("$<values.keeper holding>.value", knock_typed_checkpoint),
+    ("$<values.keeper result>", knock_typed_result),
+)
 
 
 async def typed_problems(open_store: Callable[[], Storage | Path]) -> list[str]:
     """What is wrong with the doors that know a type."""
     wrong: list[str] = []
     async with open_world(open_store()) as world:
-        for place, knock in TYPED_KNOCKS.items():
+        for place, knock in TYPED_KNOCKS:
             for rule, example in BAD_TYPED:
                 name = field_of(example.type)
                 fields = everything() | {name: example.make()}
