@@ -210,6 +210,8 @@ def _answer_lines(entry: Entry) -> list[str]:
             # Without calls it is the final answer, which is the result and not told here.
             if message.tool_calls and message.text.strip():
                 lines += clean(message.text).strip().split("\n")
+        elif message.status == "deferred":
+            lines.append("the provider answers later, and is asked for it again")
         elif message.status == "aborted" or message.text:
             kept = len(message.text)
             why = f" ({clean_line(message.error or '', chars_max=LINE_CHARS_MAX)})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pidurable.cli._story import Story
-from pidurable.harness._events import ToolExecutionEnd
+from pidurable.harness._events import MessageEnd, ToolExecutionEnd
 from pidurable.records._entries import Entry
-from pidurable.records._messages import TextBlock, ToolResultMessage
+from pidurable.records._messages import AssistantMessage, TextBlock, ToolResultMessage, Usage
 
 
 def test_each_block_of_a_result_begins_a_line() -> None:
@@ -25,3 +27,24 @@ def test_each_block_of_a_result_begins_a_line() -> None:
     lines = Story(clock=lambda: 0.0).tell([ToolExecutionEnd((1, 0), entry)])
 
     assert lines[1:] == ["    no newline at its end", "    warning: odd"]
+
+
+@pytest.mark.parametrize("blocks", [(), (TextBlock(text="so far"),)])
+def test_an_answer_that_comes_later_is_not_called_cut(blocks: tuple[TextBlock, ...]) -> None:
+    """A deferred answer is told as one, whatever was streamed before it was deferred."""
+    message = AssistantMessage(
+        blocks=blocks, status="deferred", stop_reason="stop", model="m", usage=Usage(), at_us=0
+    )
+    entry = Entry(
+        id=2,
+        conversation_id=1,
+        seq=2,
+        kind="pi.assistant",
+        messages=(message,),
+        by_task=9,
+        at_us=0,
+    )
+
+    lines = Story(clock=lambda: 0.0).tell([MessageEnd(entry)])
+
+    assert lines == ["the provider answers later, and is asked for it again"]
