@@ -7,6 +7,7 @@ in the book; `facts` reads at the end what the store holds, as plain JSON, for t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -51,6 +52,8 @@ class Host:
         self.registry = registry
         self.model = model
         self.pace = pace
+        self.patience = 2_000.0 if pace == 1.0 else 0.3
+        """Seconds after which a host that wants to come to rest decides what is open."""
 
     # --- where it is -----------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ class Host:
 
     async def _do_wait(self, harness: Harness, how: int) -> None:
         del harness
-        await trio.sleep(WAITS[how % len(WAITS)] * self.pace)
+        await trio.sleep(min(WAITS[how % len(WAITS)] * self.pace, self.patience))
 
     async def _do_turns(self, harness: Harness, many: int) -> None:
         """Let the loop go round so many times."""
@@ -286,11 +289,17 @@ class Host:
 
     # --- the end ---------------------------------------------------------------------------
 
-    async def finish(self, harness: Harness) -> dict[str, Any]:
-        """Let everything come to rest, ask once more everywhere, and tell what is there."""
-        self.tools.calm = True
+    async def finish(self, harness: Harness, calm: Callable[[], None]) -> dict[str, Any]:
+        """Let everything come to rest, ask once more everywhere, and tell what is there.
+
+        Args:
+            harness: What is open.
+            calm: Called when the model is to answer by plain texts from now on.
+        """
         harness.start()
         await self._rest(harness)
+        self.tools.calm = True
+        calm()
         for conversation in await self.places(harness):
             await conversation.configure(AgentChange(model=self.model, tools=None, turns_max=None))
             if await self._last(harness, conversation) == "context_overflow":
@@ -312,9 +321,9 @@ class Host:
 
     async def _rest(self, harness: Harness) -> None:
         """Wait until nothing runs; whatever is still open then is refused."""
-        with trio.fail_after(1e7 * self.pace):
+        with trio.fail_after(1e4 * self.patience):
             while True:
-                with trio.move_on_after(2_000 * self.pace):
+                with trio.move_on_after(self.patience):
                     await harness.wait_for_idle()
                     # What makes room in the background is not waited for by that.
                     for task in harness.tasks(limit=10_000):

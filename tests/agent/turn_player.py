@@ -221,8 +221,10 @@ class Player:
                 await self.host.act(harness, name, *numbers)
             if self.storage.frozen:
                 return
+        self.facts = await self.host.finish(harness, self._calm)
+
+    def _calm(self) -> None:
         self.script.calm = True
-        self.facts = await self.host.finish(harness)
 
     def told_requests(self) -> list[list[dict[str, Any]]]:
         """The messages of each request that the provider got, as JSON."""
