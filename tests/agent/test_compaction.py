@@ -225,12 +225,18 @@ BAD: list[Any] = [
 ]
 
 
+WAITING = BAD[6:8]
+"""Empty answers are retried like any failed request; one of three such cases is enough."""
+
+
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 async def test_what_is_no_summary_changes_nothing_and_is_seen(
-    autojump_clock: MockClock, bad: Step
+    autojump_clock: MockClock, bad: Step, slow_run: bool
 ) -> None:
     """The turn is answered with the context as it was; the failure has a reason, and an end."""
     # C040, C041
+    if bad in WAITING and not slow_run:
+        pytest.skip("a second of waits each; run it with -m slow")
     world = compacted("fine", summaries=[GOOD, bad], settings=BLOCKING)
 
     async with world.open() as harness:
@@ -316,7 +322,7 @@ async def test_a_round_of_calls_is_never_parted(autojump_clock: MockClock) -> No
 
     # C038
     def turns(view: RequestView) -> bool:
-        return not asks_for_summary(view) and len(other_requests(world)) < 30
+        return not asks_for_summary(view) and len(other_requests(world)) < 20
 
     rounds = Step(
         when=turns,
@@ -331,5 +337,5 @@ async def test_a_round_of_calls_is_never_parted(autojump_clock: MockClock) -> No
         await verify(world, harness)
 
     assert settled.text == "the end"
-    assert len(ended) >= 5
+    assert len(ended) >= 3
     assert {each.result.status for each in ended} == {"applied"}

@@ -379,8 +379,8 @@ def sparse(slow_run: bool, monkeypatch: pytest.MonkeyPatch) -> int:
     """Kill at few of the commits, and with `-m slow` at each; return the fewest kills."""
     if slow_run:
         return 20
-    monkeypatch.setattr(agent_world, "KILL_STEP", 11)
-    return 4
+    monkeypatch.setattr(agent_world, "KILL_STEP", 17)
+    return 3
 
 
 def large() -> World:

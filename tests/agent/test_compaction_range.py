@@ -244,6 +244,21 @@ def test_as_much_as_fits_is_kept_and_the_last_part_in_any_case() -> None:
     }
 
 
+def test_a_round_that_is_open_is_kept_whole_whatever_a_host_has_put_behind_it() -> None:
+    """The result that comes later finds its call."""
+    # C039
+    entries = [
+        entry(1, user("w" * 400)),
+        entry(2, answer("go", 2)),
+        entry(3, result(2, 1)),
+        entry(4, user("put there by a host")),
+    ]
+    chosen = choose_range(context_of(entries), 1)
+
+    assert chosen is not None
+    assert chosen.cut == 2
+
+
 def test_the_count_is_the_providers_where_nothing_has_changed_since() -> None:
     """Usage counts up to its answer; a head or an edit after it makes it say nothing."""
     used = answer("two", usage=Usage(input_tokens=5_000, output_tokens=50))
