@@ -99,6 +99,7 @@ async def test_what_is_typed_during_a_compaction_is_answered_in_order(
 # --- pairs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_five_compactions_in_a_row_leave_no_orphan_wherever_they_cut(
     autojump_clock: MockClock, some: Some
 ) -> None:

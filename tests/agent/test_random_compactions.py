@@ -200,6 +200,7 @@ def play_all(seeds: range) -> int:
     return asked
 
 
+@pytest.mark.slow
 def test_no_program_loses_anything_to_a_compaction(slow_run: bool) -> None:
     """Inputs, compactions, aborts, crashes and bad summaries, by seed: all comes to rest."""
     # C038, C040, C042
