@@ -5,8 +5,8 @@ waited for by whoever asked, with a flush of the disk for every commit. It is me
 conversation that is new and in one of thousands of entries; with one call and with many, whose
 difference is what one call takes; and with a second round, which is what one more request takes.
 The reference is the same number of commits by hand, one after the other: an entry and a checkpoint
-each. Then 1,000 conversations at once, and a transcript of 100,000 entries, in a process of its own
-that opens it, submits, and sends the first request.
+each. Then 8,000 calls that one call makes at once, 1,000 conversations at once, and a transcript of
+100,000 entries, in a process of its own that opens it, submits, and sends the first request.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pidurable import (
     StreamEvent,
     TextBlock,
     TextDelta,
+    ToolCall,
     ToolCallBlock,
     ToolResultMessage,
     Usage,
@@ -57,6 +58,8 @@ MANY_CALLS = 33
 LONG_ENTRIES = 5_000
 CONVERSATIONS = 1_000
 SHORT_CONVERSATIONS = 100
+NESTED = 8_000
+SHORT_NESTED = 500
 HISTORY = 100_000
 SHORT_HISTORY = 10_000
 MODEL = "bench/model"
@@ -65,7 +68,7 @@ _TOGETHER = 100
 
 
 class AtOnce:
-    """A provider that answers at once, as the last input asks: "rounds calls"."""
+    """A provider that answers at once, as the last input asks: "rounds calls nested"."""
 
     name = "bench"
 
@@ -82,10 +85,12 @@ class AtOnce:
 
     async def _answer(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         await trio.lowlevel.checkpoint()
-        calls = _calls_due(request)
+        calls, nested = _calls_due(request)
         if calls == 0:
             yield TextDelta(ANSWER)
         call = ToolCallBlock(name="look", arguments={"path": "a.txt"})
+        if nested:
+            call = ToolCallBlock(name="spread", arguments={"count": nested})
         yield Done(
             AssistantMessage(
                 blocks=(call,) * calls or (TextBlock(text=ANSWER),),
@@ -98,16 +103,16 @@ class AtOnce:
         )
 
 
-def _calls_due(request: ModelRequest) -> int:
-    """How many calls the next answer makes: as the last input says, so many in so many rounds."""
+def _calls_due(request: ModelRequest) -> tuple[int, int]:
+    """How many calls the next answer makes, as the last input says, and how many each of those."""
     rounds = 0
     within = False
     for item in reversed(request.messages):
         if isinstance(item.message, UserMessage):
             [block] = item.message.blocks
             assert isinstance(block, TextBlock)
-            wanted, calls = map(int, block.text.split())
-            return calls if rounds < wanted else 0
+            wanted, calls, nested = map(int, block.text.split())
+            return calls if rounds < wanted else 0, nested
         is_result = isinstance(item.message, ToolResultMessage)
         rounds += is_result and not within
         within = is_result
@@ -124,21 +129,40 @@ async def look(path: str) -> str:
     return f"{path} is empty"
 
 
+@tool
+async def spread(count: int, call: ToolCall) -> str:
+    """Look at many files at once.
+
+    Args:
+        count: How many.
+    """
+
+    async def one(number: int) -> None:
+        result = await call.execute_tool("look", {"path": f"{number}.txt"}, key=str(number))
+        if result.is_error:
+            raise RuntimeError(result.text)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(one, number)
+    return "all are empty"
+
+
 @asynccontextmanager
 async def open_bench(
     path: Path, provider: AtOnce, settings: Settings | None = None
 ) -> AsyncIterator[Harness]:
     registry = Registry()
-    registry.install(Extension("bench", tools=[look]))
+    registry.install(Extension("bench", tools=[look, spread]))
     async with open_harness(
         path, models=Models([provider]), registry=registry, settings=settings
     ) as harness:
         yield harness
 
 
-async def ask(conversation: Conversation, rounds: int, calls: int) -> None:
+async def ask(conversation: Conversation, rounds: int, calls: int, nested: int = 0) -> None:
     """One turn, until it is answered."""
-    submission = await conversation.submit(f"{rounds} {calls}")
+    submission = await conversation.submit(f"{rounds} {calls} {nested}")
     if (await submission.wait()).text != ANSWER:
         raise RuntimeError("the answer is another one")
 
@@ -185,6 +209,16 @@ class RawTurns:
             self.store.commit([lambda number=number: self._rows(number)])  # type: ignore[misc]
         return watch.seconds() * 1e3
 
+    def grouped(self, count: int, group: int) -> float:
+        """Milliseconds of so many in transactions of `group`."""
+        watch = Stopwatch()
+        for first in range(0, count, group):
+            self.store.commit(
+                (lambda number=number: self._rows(number))  # type: ignore[misc]
+                for number in range(first, first + group)
+            )
+        return watch.seconds() * 1e3
+
 
 async def measure_turns(folder: Path, table: Table, turns: int) -> None:
     """One conversation at a time."""
@@ -220,6 +254,28 @@ async def measure_turns(folder: Path, table: Table, turns: int) -> None:
             table.add("raw commits of a turn, ms", raw.commits(count * turns) / turns)
 
         await interleave(ROUNDS, product, reference)
+    raw.store.close()
+
+
+async def measure_nested(folder: Path, table: Table, calls: int) -> None:
+    """One call that makes many at once, over the same number of commits by hand in groups of 32."""
+    raw = RawTurns(folder / "raw_nested.sqlite")
+    async with open_bench(folder / "nested.sqlite", AtOnce()) as harness:
+        conversation = await harness.create_conversation(agent=AgentChange(model=MODEL))
+        await ask(conversation, 1, 1, 100)
+
+        async def product(_: int) -> None:
+            before, watch = harness.session.line.published_seq, Stopwatch()
+            await ask(conversation, 1, 1, calls)
+            table.add("nested call, ms", watch.seconds() * 1e3 / calls)
+            commits = harness.session.line.published_seq - before
+            table.add("nested call, commits", commits / calls)
+
+        async def reference(_: int) -> None:
+            count = 3 * calls
+            table.add("raw commits of a nested call, ms", raw.grouped(count, 32) / calls)
+
+        await interleave(3, product, reference)
     raw.store.close()
 
 
@@ -274,7 +330,7 @@ async def first_request(path: Path, conversation: int) -> dict[str, Any]:
         opened = watch.seconds()
         talk = harness.conversation(conversation)
         await talk.configure(AgentChange(model=MODEL))
-        submission = await talk.submit("0 0")
+        submission = await talk.submit("0 0 0")
         submitted = watch.seconds()
         await provider.asked.wait()
         requested = watch.seconds()
@@ -304,6 +360,7 @@ def measure_long(folder: Path, table: Table, entries: int) -> None:
 def measure(folder: Path, *, short: bool) -> None:
     table = Table()
     trio.run(measure_turns, folder, table, SHORT_TURNS if short else TURNS)
+    trio.run(measure_nested, folder, table, SHORT_NESTED if short else NESTED)
     count = SHORT_CONVERSATIONS if short else CONVERSATIONS
     measure_many(folder, table, count)
     entries = SHORT_HISTORY if short else HISTORY
@@ -319,6 +376,8 @@ def measure(folder: Path, *, short: bool) -> None:
         f" round_ms={table.median('round more, ms'):.2f}"
         f" round_commits={table.median('round more, commits'):.1f}"
         f" n_ratio={grown:.2f}"
+        f" nested_ms={table.median('nested call, ms'):.2f}"
+        f" nested_raw={table.ratio('nested call, ms', 'raw commits of a nested call, ms'):.2f}"
         f" conversations={table.median(f'{count:,} conversations, turns/s'):.0f}"
         f" conversation_kib={table.median('a conversation that had a turn, KiB'):.0f}"
         f" first_request_s={table.median(f'{entries:,} entries, first request, s'):.2f}"
