@@ -75,8 +75,8 @@ class Runtime(SessionTree):
         self.runner = Runner(self)
         self.fresh: dict[int, tuple[str, str, str]] = {}
         self._attached: dict[int, set[str]] = {}
-        """What tasks have: memos, signals, documents. Ids only grow: whoever was created by this
-        process and is not in here has nothing."""
+        """What tasks have: memos, signals, documents, keyed tasks. Ids only grow: whoever was
+        created by this process and is not in here has nothing."""
         self._first_id = session.line.next_id
         self.at_once: frozenset[str] = frozenset()
         """Kinds whose tasks are reserved by the commits that make them ready, see `_at_once`."""
@@ -293,7 +293,7 @@ class Runtime(SessionTree):
             self._attached.setdefault(task_id, set()).add(what)
 
     def has_attached(self, task_id: int, what: str) -> bool:
-        """Whether a task may have memos, signals or documents of its own."""
+        """Whether a task may have memos, signals, documents or a keyed task of its own."""
         return task_id < self._first_id or what in self._attached.get(task_id, ())
 
     # --- invocations ---------------------------------------------------------------------

@@ -225,12 +225,17 @@ class TreeTransaction(Transaction):
         self.fresh[row.id] = (input_text, tag, text)
         if key is not None:
             self.unique[("task", owner, conversation if owner is None else 0, key)] = row.id
+            if owner is not None:
+                self._runtime.attach(owner, _of(key))
         return TaskId(row.id)
 
     def _keyed(self, owner: int | None, conversation: int, key: str, kind: str) -> int | None:
         """The task that has this key, if there is one; of another kind it is no answer."""
         name = ("task", owner, conversation if owner is None else 0, key)
         found: int | None = self.claimed(name)
+        if found is None and owner is not None and not self._runtime.has_attached(owner, _of(key)):
+            # Whoever makes thousands of calls does not ask the store for each.
+            return None
         if found is None:
             storage = self._session.storage
             row = storage.task_by_key(owner, conversation, key)
@@ -569,6 +574,11 @@ class TreeTransaction(Transaction):
             raise OwnerEndedError(owner, "completing")
         if found.marked:
             raise OwnerEndedError(owner, "being aborted")
+
+
+def _of(key: str) -> str:
+    """What is noted of a task that has created another one under a key."""
+    return f"task {key}"
 
 
 def _outcome_write(node: Node, outcome: OutcomeRecord) -> tuple[Op, tuple[Any, ...]]:

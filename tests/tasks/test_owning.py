@@ -529,3 +529,30 @@ async def test_an_abort_handler_may_own_no_new_conversation() -> None:
         await world.abort(task, "why not")
         assert (await world.end(task)).reason == "why not"
     assert told == ["create_conversation"]
+
+
+async def test_a_key_is_looked_up_in_the_store_only_where_it_may_be_taken() -> None:
+    """A first call with a key asks the store nothing; a second finds the task, after a kill too."""
+    world = World()
+    go = trio.Event()
+    asked: list[int] = []
+    made: list[int] = []
+
+    async def owner(at: Any, ctx: Any) -> None:
+        for _ in range(2):
+            before = world.storage.count("task_by_key")
+            made.append(await ctx.create_task(Actor, "child", key="one"))
+            asked.append(world.storage.count("task_by_key") - before)
+        await go.wait()
+        await ctx.complete("")
+
+    world.scripts |= {"owner": owner, "child": done}
+    async with world.crashing():
+        await world.create("owner")
+        await world.quiet()
+    async with world.open() as rt:
+        go.set()
+        await rt.wait_for_idle(ROOT)
+
+    assert asked == [0, 1, 1, 1]
+    assert len(set(made)) == 1
