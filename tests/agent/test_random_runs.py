@@ -9,10 +9,11 @@ from agent_world import FreezeAt, World, check_transcript, conversations, verify
 from hypothesis import HealthCheck, given, settings, strategies as st
 from trio.testing import MockClock
 
-from pidurable.agent._script import Cut, ScriptedCall, ScriptedError, Step
+from pidurable.agent._script import Cut, Defer, ScriptedCall, ScriptedError, Step
 from pidurable.errors import ConversationBusyError, PidurableError
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
+from pidurable.registry import Tool, ToolCall, ToolResult, tool
 
 ANSWERS = st.one_of(
     st.builds(
@@ -21,12 +22,17 @@ ANSWERS = st.one_of(
         calls=st.lists(
             st.builds(
                 ScriptedCall,
-                name=st.sampled_from(["safe", "once", "nope", "", "subagent"]),
+                name=st.sampled_from(
+                    ["safe", "once", "nope", "", "subagent", "step", "finish", "leave"]
+                ),
                 arguments=st.sampled_from([{}, {"what": "w"}, {"task": "t"}, "", "{", "[]", "\0"]),
             ),
             max_size=3,
         ).map(tuple),
         delay=st.sampled_from([0.0, 0.04]),
+        defer=st.sampled_from(
+            [None, None, Defer(polls=2, seconds=2.0), Defer(error=ScriptedError(detail="busy"))]
+        ),
     ),
     st.builds(
         Step,
@@ -101,10 +107,32 @@ class Host:
             await trio.sleep(value)
 
 
+def asking() -> list[Tool[..., Any]]:
+    """Tools whose results ask for something, one of them in sequential rounds."""
+
+    @tool(sequential=True, replay="safe")
+    async def step(call: ToolCall) -> str:
+        """Take a step after the others."""
+        await call.sleep(0.01)
+        return "stepped"
+
+    @tool(replay="safe")
+    async def finish(call: ToolCall) -> ToolResult:
+        """End the run."""
+        return ToolResult("finished", terminate=True)
+
+    @tool(replay="safe")
+    async def leave(call: ToolCall) -> ToolResult:
+        """Leave a note, and get more tools."""
+        return ToolResult("left", handoff="a note", add_tools=("safe",))
+
+    return [step, finish, leave]
+
+
 async def play(answers: list[Step], actions: list[tuple[str, Any]]) -> None:
     """Run a program to its end, bring everything to rest, and check what must hold."""
     limits = Settings(turns_max=3, owned_depth_max=2, request_tries=1)
-    world = World(*answers, repeat_last=True, settings=limits)
+    world = World(*answers, repeat_last=True, settings=limits, tools=asking())
     host = Host(world, actions)
     while host.actions:
         await host.live()
