@@ -138,6 +138,8 @@ def _item(
         text = f"{_named(task)} had not begun, and begins"
     elif task.kind == "pi.generation" and task.phase == "request":
         verdict, text = "resend", _request_text(task, live)
+    elif task.kind == "pi.compaction" and task.phase == "summarize":
+        verdict, text = "resend", "the summary is asked for again; nothing was replaced"
     elif task.status in (Status.WAITING, Status.COMPLETING):
         return None
     else:

@@ -157,6 +157,8 @@ def _detail(task: TaskRecord) -> str:
         parts.append(f"turn {given['turn']}")
     if task.kind == "pi.tool" and isinstance(given.get("name"), str):
         parts.append(clean_line(given["name"], chars_max=CELL_CHARS_MAX))
+    if task.kind == "pi.compaction" and isinstance(given.get("why"), str):
+        parts.append(clean_line(given["why"], chars_max=CELL_CHARS_MAX))
     if task.phase and task.status is not Status.TERMINAL:
         parts.append(f"phase {clean_line(task.phase, chars_max=CELL_CHARS_MAX)}")
     if task.background:

@@ -235,7 +235,7 @@ class TreeWatch:
 
     def _about(self, row: TaskRow) -> str:
         """What a built-in task is about, from its input, which is read once."""
-        if row.kind not in ("pi.tool", "pi.generation"):
+        if row.kind not in ("pi.tool", "pi.generation", "pi.compaction"):
             return ""
         known = self._abouts.get(row.id)
         if known is None:
@@ -243,7 +243,9 @@ class TreeWatch:
             given = None if text is None else _json.loads_stored(text)
             given = given if isinstance(given, dict) else {}
             name, turn = given.get("name"), given.get("turn")
-            if row.kind == "pi.tool":
+            if row.kind == "pi.compaction":
+                name = given.get("why")
+            if row.kind != "pi.generation":
                 known = name if isinstance(name, str) else ""
             else:
                 known = f"turn {turn}" if isinstance(turn, int) else ""
