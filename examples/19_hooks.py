@@ -36,7 +36,8 @@ def may_it(call: pi.BeforeTool) -> pi.Rewrite | pi.BlockCall | None:
 
 
 def stamped(call: pi.AfterTool) -> pi.ToolResult:
-    return pi.ToolResult([*(call.result.content or ()), pi.TextBlock(text=" By post.")])
+    said = [block for block in call.result.content or () if isinstance(block, pi.TextBlock)]
+    return pi.ToolResult([*said, pi.TextBlock(text=" By post.")])
 
 
 def hung_up(call: pi.OnAbort) -> pi.ToolResult:

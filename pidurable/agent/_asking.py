@@ -16,7 +16,7 @@ blocks the call. Cancellation, the end of the invocation and trouble of the stor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -34,6 +34,7 @@ from pidurable.agent._hooks import (
     OnAbort,
     OnYield,
     Rewrite,
+    Risk,
     Staged,
     Stop,
     Summary,
@@ -54,9 +55,7 @@ if TYPE_CHECKING:
     AnyContext = TaskContext[Any, Any, Any]
     AnyTransaction = TaskTransaction[Any, Any]
 
-AskedT = TypeVar("AskedT", bound=_Asked)
-
-_RISKS = ("low", "medium", "high")
+_RISKS: tuple[Risk, ...] = ("high", "medium", "low")
 
 
 # --- pi.generation ------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def _together(asks: Sequence[Ask]) -> Ask | None:
         return None
     times = [each.seconds for each in asks if each.seconds is not None]
     return Ask(
-        risk=max((each.risk for each in asks), key=_RISKS.index),
+        risk=next(risk for risk in _RISKS if any(each.risk == risk for each in asks)),
         reason="\n".join(dict.fromkeys(each.reason for each in asks if each.reason)),
         seconds=min(times, default=None),
     )
@@ -257,7 +256,7 @@ async def ask_before_compact(ctx: AnyContext, range: BeforeCompact) -> Decline |
 
 
 async def _answer(
-    ctx: AnyContext, handler: HookHandler, name: str, asked: AskedT, *, blocks: bool = False
+    ctx: AnyContext, handler: HookHandler, name: str, asked: _Asked, *, blocks: bool = False
 ) -> Any:
     async def memo(memo_name: str, candidate: Any) -> Any:
         return await ctx.memo(f"{handler.extension}:{memo_name}", candidate)

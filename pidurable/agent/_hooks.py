@@ -205,11 +205,6 @@ class BlockCall:
     text: str = attrs.field(validator=attrs.validators.instance_of(str))
 
 
-def _check_risk(_: object, __: object, value: Any) -> None:
-    if value not in ("low", "medium", "high"):
-        raise InvalidArgumentError("risk", "expected 'low', 'medium' or 'high'", show(value))
-
-
 def _check_expiry(_: object, __: object, value: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (number and 0 < value < float("inf")):
@@ -220,11 +215,17 @@ def _check_expiry(_: object, __: object, value: Any) -> None:
 class Ask:
     """Let a person decide before the call runs. Of several that ask the highest risk counts."""
 
-    risk: Risk = attrs.field(default="medium", validator=_check_risk)
+    risk: Risk = "medium"
     reason: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
     """What the person is told."""
     seconds: float | None = attrs.field(default=None, kw_only=True, validator=_check_expiry)
     """How long the request stays open; `Settings.permission_seconds_max` bounds it. None: that."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.risk not in ("low", "medium", "high"):
+            raise InvalidArgumentError(
+                "risk", "expected 'low', 'medium' or 'high'", show(self.risk)
+            )
 
 
 @attrs.frozen(kw_only=True)
