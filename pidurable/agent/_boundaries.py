@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, update_doc
+from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, unqueue, update_doc
 from pidurable.records import _codec
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Block, TextBlock, UserMessage
@@ -159,8 +159,7 @@ def place_after_round(
     if not reset:
         steers = _of_mode(others, "steer", settings.steers)
     rest = _without(others, steers)
-    if len(rest) != len(items):
-        update_doc(tx, InboxDocument, conversation_id, items=rest)
+    _leave(tx, conversation_id, items, rest)
     place(tx, conversation_id, steers, run=run)
     if reset:
         detail = "a reset was placed during the run"
@@ -220,8 +219,7 @@ def _end(
         if not taken:
             taken = rest[:1] if settings.follow_ups == "one" else rest
         rest = _without(rest, taken)
-    if len(rest) != len(items):
-        update_doc(tx, InboxDocument, conversation_id, items=rest)
+    _leave(tx, conversation_id, items, rest)
     if taken:
         start_run(tx, conversation_id, taken)
         return
@@ -242,6 +240,15 @@ def _of_mode(items: Sequence[Any], mode: str, most: str) -> list[Any]:
     """The items of a mode: the first of them, or all, as the setting says."""
     found = [item for item in items if item["mode"] == mode]
     return found[:1] if most == "one" else found
+
+
+def _leave(
+    tx: TreeTransaction, conversation_id: int, items: Sequence[Any], rest: Sequence[Any]
+) -> None:
+    """Let the rest of the items stay queued."""
+    kept = {item["submission"] for item in rest}
+    gone = {item["submission"] for item in items} - kept
+    unqueue(tx, conversation_id, gone)
 
 
 def _without(items: Sequence[Any], taken: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ streamed word costs a word.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import attrs
@@ -125,6 +126,40 @@ def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) 
         if name not in value or value[name] != new
     ]
     tx.patch_doc(definition_of(cls), address, ops)
+
+
+def queue_item(tx: Transaction, conversation_id: int, item: dict[str, Any]) -> None:
+    """Put an item behind what is queued: a patch of that item, however many there are."""
+    address = address_of(InboxDocument, conversation_id)
+    if tx.doc_value(address) is None:
+        update_doc(tx, InboxDocument, conversation_id, items=[item])
+        return
+    ops = [{"op": "add", "path": "/items/-", "value": item}]
+    tx.patch_doc(definition_of(InboxDocument), address, ops)
+
+
+def unqueue(tx: Transaction, conversation_id: int, submissions: Collection[int]) -> None:
+    """Take the items of submissions out of the queue; no patch repeats what stays, or most of it.
+
+    Args:
+        tx: The commit.
+        conversation_id: Whose queue.
+        submissions: Ids; those that are not queued change nothing.
+    """
+    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    rest = [item for item in items if item["submission"] not in submissions]
+    if len(rest) == len(items):
+        return
+    if len(rest) < len(items) - len(rest):
+        update_doc(tx, InboxDocument, conversation_id, items=rest)
+        return
+    # From the back, so that no place moves before its turn.
+    ops = [
+        {"op": "remove", "path": f"/items/{place}"}
+        for place in range(len(items) - 1, -1, -1)
+        if items[place]["submission"] in submissions
+    ]
+    tx.patch_doc(definition_of(InboxDocument), address_of(InboxDocument, conversation_id), ops)
 
 
 def patch_live(tx: Transaction, conversation_id: int, ops: list[Any]) -> None:

@@ -26,7 +26,14 @@ from pidurable.agent._boundaries import (
     place_write,
     start_run,
 )
-from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, update_doc
+from pidurable.agent._documents import (
+    InboxDocument,
+    LiveDocument,
+    queue_item,
+    read_doc,
+    unqueue,
+    update_doc,
+)
 from pidurable.errors import (
     ConversationBusyError,
     ConversationFullError,
@@ -167,7 +174,7 @@ def submit(
                 attrs.evolve(record, status="unanswered", reason="aborted", ended_us=tx.now_us())
             )
             return record.id
-        update_doc(tx, InboxDocument, conversation_id, items=[*inbox, item])
+        queue_item(tx, conversation_id, item)
         return record.id
     if inbox:
         update_doc(tx, InboxDocument, conversation_id, items=[])
@@ -227,12 +234,12 @@ def write(
         created_us=tx.now_us(),
     )
     if encoded.is_visible and read_doc(tx, LiveDocument, conversation_id)["run"] is not None:
-        inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
         if crowds:
+            inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
             _check_room(session, conversation_id, inbox)
         item = {"submission": record.id, "mode": WRITE, "entry": content}
         tx.put_submission(record)
-        update_doc(tx, InboxDocument, conversation_id, items=[*inbox, item])
+        queue_item(tx, conversation_id, item)
         return record.id
     tx.put_submission(place_write(tx, record, encoded))
     return record.id
@@ -365,14 +372,12 @@ def withdraw_queued(
     Writes stay: they ask nothing, and the end of the run places them.
     """
     items = read_doc(tx, InboxDocument, conversation_id)["items"]
-    writes = [item for item in items if item["mode"] == WRITE]
-    if len(writes) == len(items):
-        return []
-    update_doc(tx, InboxDocument, conversation_id, items=writes)
+    ids = {item["submission"] for item in items if item["mode"] != WRITE}
+    unqueue(tx, conversation_id, ids)
     withdrawn: list[SubmissionRecord] = []
     for item in items:
-        record = tx.submission(item["submission"])
-        if item["mode"] != WRITE and record is not None and record.status == "queued":
+        record = tx.submission(item["submission"]) if item["submission"] in ids else None
+        if record is not None and record.status == "queued":
             withdrawn.append(_taken_back(tx, record, reason))
     return withdrawn
 
@@ -384,9 +389,7 @@ def withdraw(tx: TreeTransaction, submission_id: int) -> SubmissionRecord:
         raise NotFoundError("submission", submission_id)
     if record.status != "queued":
         return record
-    items = read_doc(tx, InboxDocument, record.conversation_id)["items"]
-    rest = [item for item in items if item["submission"] != submission_id]
-    update_doc(tx, InboxDocument, record.conversation_id, items=rest)
+    unqueue(tx, record.conversation_id, {submission_id})
     return _taken_back(tx, record, "withdrawn")
 
 

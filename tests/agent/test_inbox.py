@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from agent_world import (
     MODEL,
     DieAt,
     World,
+    _Ends,
     ask,
     calls,
     messages,
@@ -170,6 +172,37 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(autojump_clock: MockCl
         outcomes = [await each.wait() for each in kept]
 
     assert [each.status for each in outcomes] == ["done"] * 3
+
+
+class Written(_Ends):
+    """Counts the characters of all that is written, in published commits."""
+
+    def __init__(self) -> None:
+        super().__init__(Counter())
+        self.characters = 0
+
+    def committed(self, tx: Any) -> None:
+        self.characters += len(str(tx.writes))
+
+
+async def test_what_waits_is_written_once_however_much_waits(autojump_clock: MockClock) -> None:
+    """Queueing, placing and taking back cost the item alone, not all that is queued beside it."""
+    world = World(Step(text="slow", delay=5.0), repeat_last=True)
+    written = Written()
+
+    async with world.open() as harness:
+        harness.session.participants.append(written)
+        root = await harness.root()
+        await root.submit("first")
+        queued = [await root.submit(f"{n} " + "x" * 1_000) for n in range(60)]
+        taken = await queued[30].withdraw()
+        await trio.sleep(100)
+        waiting = len(root.inbox())
+
+    assert taken is not None
+    assert 20 < waiting < 55
+    # Submissions, the queue and entries; all that waits at each step would be 2,000,000.
+    assert 60 * 2_000 < written.characters < 500_000
 
 
 # --- request ids --------------------------------------------------------------------------------

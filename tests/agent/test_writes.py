@@ -366,6 +366,36 @@ async def test_a_summary_whose_cut_lies_before_the_start_is_stale(
     assert kept == ["far", "same"]
 
 
+async def test_a_summary_is_stale_by_the_cuts_of_its_own_history(
+    autojump_clock: MockClock,
+) -> None:
+    """A fork inherits the cuts up to where it left its parent, and none that came later."""
+    world = World("ok", repeat_last=True)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        for number in range(3):
+            await ask(harness, f"question {number}", f"r{number}")
+        users = [each.id for each in await root.history() if each.kind == "pi.user"]
+        early = await root.fork()
+        await root.write(kind="pi.compaction", messages=[said("far")], head=users[2])
+        late = await root.fork()
+        ends = [
+            await (await each.write(kind="pi.compaction", messages=[said("x")], head=head)).wait()
+            for each in (early, late)
+            for head in (users[1], users[0])
+        ]
+        # In one commit too, where nothing of it is stored yet.
+        async with harness.commit() as tx:
+            made = tx.fork(root.id)
+            tx.append(made, kind="test.cut", head=0)
+            beside = harness.conversation(root.id).write_in(tx, kind="test.cut", head=users[2])
+        second = await harness.submission(beside).wait()
+
+    assert [each.reason for each in ends] == [None, "stale", "stale", "stale"]
+    assert second.status == "done"
+
+
 # --- request ids, bounds ------------------------------------------------------------------------
 
 
