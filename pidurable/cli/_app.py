@@ -19,6 +19,7 @@ from pidurable.cli._app_parameters import (
     Cwd,
     Extensions,
     Model,
+    NoQuestions,
     Output,
     Script,
     Store,
@@ -102,10 +103,13 @@ def _add_run(app: App, host: Host) -> None:
         request_id: Annotated[str | None, Parameter(name="--request-id")] = None,
         timeout: Timeout = None,
         go_on: Annotated[bool, Parameter(name="--continue", negative="")] = False,
+        no_questions: NoQuestions = False,
     ) -> int:
         """Hand a prompt to the agent, show its work, and print its answer.
 
-        Ctrl-C once leaves it resumable and says how; twice leaves at once.
+        Ctrl-C once leaves it resumable and says how; twice leaves at once. A call
+        that waits for a person is asked for here, on a terminal; without one the
+        exit code is 6 once nothing else is left to do, and the call goes on waiting.
 
         Args:
             prompt: What is to be done; `-` reads it from standard input.
@@ -125,7 +129,15 @@ def _add_run(app: App, host: Host) -> None:
             timeout=timeout,
         )
         return run_trio(
-            functools.partial(run_prompt, host, options, prompt, request_id=request_id, go_on=go_on)
+            functools.partial(
+                run_prompt,
+                host,
+                options,
+                prompt,
+                request_id=request_id,
+                go_on=go_on,
+                questions=not no_questions,
+            )
         )
 
 
@@ -141,6 +153,7 @@ def _add_resume(app: App, host: Host) -> None:
         extension: Extensions = None,
         output: Output = None,
         timeout: Timeout = None,
+        no_questions: NoQuestions = False,
     ) -> int:
         """Go on with what a dead, stopped or interrupted process left behind.
 
@@ -162,7 +175,11 @@ def _add_resume(app: App, host: Host) -> None:
             output=output,
             timeout=timeout,
         )
-        return run_trio(functools.partial(resume_work, host, options, plan_only=plan))
+        return run_trio(
+            functools.partial(
+                resume_work, host, options, plan_only=plan, questions=not no_questions
+            )
+        )
 
 
 def _add_demo(app: App, host: Host) -> None:

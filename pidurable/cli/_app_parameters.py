@@ -47,6 +47,15 @@ Output = Annotated[
     str | None,
     Parameter(name=["--output", "-o"], help="table, json or ids. [env: PIDURABLE_OUTPUT]"),
 ]
+NoQuestions = Annotated[
+    bool,
+    Parameter(
+        name="--no-questions",
+        negative="",
+        help="Ask nobody: a call that needs a person's yes is denied at once, and a call that a "
+        "crash interrupted stays unknown.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     Parameter(name="--timeout", help="Most seconds to wait; then exit 8. [env: PIDURABLE_TIMEOUT]"),

@@ -27,6 +27,7 @@ from pidurable.cli._render import (
     columns,
     compact_json,
     duration,
+    escaped,
     holder_lines,
     moment,
 )
@@ -140,7 +141,7 @@ def _sheet(request: PermissionRequest, options: Options, now_us: int) -> list[st
     facts: list[tuple[str, str]] = [
         ("state", _state(request)),
         ("asks", _question(request)),
-        ("risk", request.risk + (f": {clean_line(request.reason)}" if request.reason else "")),
+        ("risk", _risk(request)),
         ("tool", f"{request.tool} of {request.extension}" if request.extension else request.tool),
         ("text", compact_json(request.text, chars_max=ARGUMENTS_CHARS_MAX)),
         ("arguments", compact_json(request.arguments, chars_max=ARGUMENTS_CHARS_MAX)),
@@ -177,27 +178,35 @@ def _state(request: PermissionRequest) -> str:
     return f"{request.state}{reason}"
 
 
+def _risk(request: PermissionRequest) -> str:
+    """How risky it is, and why: a hook says so, and may quote what a model wrote."""
+    return (
+        f"{request.risk}: {clean_line(escaped(request.reason))}" if request.reason else request.risk
+    )
+
+
 def _question(request: PermissionRequest) -> str:
     if request.subject == "call":
         return "may this call run?"
     return "the process died while this ran: what became of it?"
 
 
-def asked_lines(request: PermissionRequest, options: Options) -> list[str]:
+def asked_lines(
+    request: PermissionRequest, options: Options, *, with_commands: bool = True
+) -> list[str]:
     """What is said where a call begins to wait: what it wants, and what decides it."""
     where = ""
     below = [id for kind, id in request.path if kind == "conversation"]
     if len(below) > 1:
         where = f", in conversation {request.conversation} below {', '.join(map(str, below[:-1]))}"
-    reason = f": {clean_line(request.reason)}" if request.reason else ""
     tool = clean_line(request.tool, chars_max=64)
     return [
         f"permission {request.id}: task {request.task} ({tool}) waits for a person{where}",
         f"  asks       {_question(request)}",
         f"  arguments  {compact_json(request.arguments)}",
-        f"  risk       {request.risk}{reason}",
+        f"  risk       {_risk(request)}",
         f"  digest     {request.digest[:16]}",
-        *_next_lines(request, options),
+        *(_next_lines(request, options) if with_commands else ()),
     ]
 
 

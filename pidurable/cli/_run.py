@@ -13,15 +13,24 @@ import attrs
 import trio
 
 from pidurable.agent._models import Models
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.agent._services import UNSET, AgentChange
+from pidurable.cli._approvals import asked_lines
+from pidurable.cli._asking import Asking, may_ask
 from pidurable.cli._errors import Exit, UsageError, missing_store
-from pidurable.cli._follow import following
+from pidurable.cli._follow import Watched, following
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options
 from pidurable.cli._outside import holding, waiting_commands
 from pidurable.cli._plan import Plan, make_plan
 from pidurable.cli._render import clean_line
-from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
+from pidurable.cli._run_end import (
+    held_back,
+    report,
+    say_asked,
+    say_stuck,
+    waits_for_others,
+)
 from pidurable.cli._run_outside import Handed, run_outside
 from pidurable.cli._sessions import (
     bring_up_to_date,
@@ -48,11 +57,19 @@ STUCK_LOOK_SECONDS = 0.5
 RACE_SECONDS = 0.1
 PROMPT_CHARS_MAX = 1_000_000
 ENTRIES_MAX = 100_000
-NOTICE = "tools may do everything this user may: read, write, run commands (no approvals yet)"
+NOTICE = (
+    "tools may do everything this user may: read, write, run commands (unless an extension asks)"
+)
 
 
 async def run_prompt(
-    host: Host, options: Options, prompt: str, *, request_id: str | None, go_on: bool
+    host: Host,
+    options: Options,
+    prompt: str,
+    *,
+    request_id: str | None,
+    go_on: bool,
+    questions: bool = True,
 ) -> int:
     """Hand a prompt to the root conversation, follow its run, and give back the answer."""
     if prompt == STDIN:
@@ -78,7 +95,9 @@ async def run_prompt(
             if existing and not go_on and not handed.begun:
                 await _look_first(options, request_id)
             with contextlib.suppress(StorageHeldError):  # by somebody who was faster
-                return await _run_here(host, options, handed, registry, models, interrupts)
+                return await _run_here(
+                    host, options, handed, registry, models, interrupts, questions
+                )
             await trio.sleep(RACE_SECONDS)
 
 
@@ -89,6 +108,7 @@ async def _run_here(
     registry: Registry,
     models: Models,
     interrupts: Interrupts,
+    questions: bool,
 ) -> int:
     """Hold the session, hand in and do the work.
 
@@ -109,7 +129,9 @@ async def _run_here(
             async with open_client(options.store) as client:
                 return [Submission(harness, await handed.submit(client, None))]
 
-        return await _see_through(host, options, harness, root, hand_in, interrupts)
+        return await _see_through(
+            host, options, harness, root, hand_in, interrupts, questions=questions
+        )
 
 
 def _check_prompt(prompt: str) -> None:
@@ -172,7 +194,9 @@ async def _refuse_held(reader: Reader) -> None:
 # --- resume -----------------------------------------------------------------------------------
 
 
-async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
+async def resume_work(
+    host: Host, options: Options, *, plan_only: bool, questions: bool = True
+) -> int:
     """Say what was interrupted and what becomes of it; then go on with it."""
     if not store_exists(options.store):
         raise missing_store(options.store)
@@ -217,7 +241,14 @@ async def resume_work(host: Host, options: Options, *, plan_only: bool) -> int:
                 return [Submission(harness, id) for id in plan.submissions]
 
             return await _see_through(
-                host, options, harness, root, hand_in, interrupts, resumed=True
+                host,
+                options,
+                harness,
+                root,
+                hand_in,
+                interrupts,
+                resumed=True,
+                questions=questions,
             )
 
 
@@ -259,6 +290,10 @@ class _End:
 
     settled: list[Settled] = attrs.Factory(list)
     code: Exit | None = None
+    asks: bool = False
+    """Whether somebody is there who is asked."""
+    answers_itself: bool = False
+    """Nobody is to be asked: every question is answered at once, so that nothing is run."""
 
 
 async def _see_through(
@@ -270,9 +305,10 @@ async def _see_through(
     interrupts: Interrupts,
     *,
     resumed: bool = False,
+    questions: bool = True,
 ) -> int:
     """Follow until everything that was asked for has ended, or somebody wants to leave."""
-    end = _End()
+    end = _End(asks=questions and may_ask(host), answers_itself=not questions)
     async with trio.open_nursery() as nursery:
 
         def first(work: Callable[[], Awaitable[Exit | None]]) -> None:
@@ -284,7 +320,7 @@ async def _see_through(
 
         first(lambda: _finish(host, options, harness, root, hand_in, end, interrupts, resumed))
         first(lambda: _leave_in_order(host, harness, interrupts))
-        first(lambda: _notice_stuck(host, harness))
+        first(lambda: _notice_stuck(host, options, harness, end))
     if end.code is not None:
         return end.code
 
@@ -311,7 +347,14 @@ async def _finish(
     interrupts: Interrupts,
     resumed: bool,
 ) -> Exit | None:
-    async with following(host, harness, root, interrupts) as watched:
+    def asked(request: PermissionRequest) -> list[str]:
+        return asked_lines(request, options, with_commands=not end.answers_itself)
+
+    async with (
+        following(host, harness, root, interrupts, asked) as watched,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_ask, host, harness, watched, end)
         # Watched before anything is handed in, so that its beginning is seen too.
         harness.start()
         timeout = float("inf") if options.timeout is None else options.timeout
@@ -324,11 +367,28 @@ async def _finish(
             ended = [each.id for each in end.settled if each.status != "queued"]
             here = [id for id in ended if id in watched.story.settled]
             await watched.caught_up(here or ended[:1])
+            nursery.cancel_scope.cancel()
             return None
+        nursery.cancel_scope.cancel()
     assert options.timeout is not None
     host.err(str(WaitTimeoutError("the answer", options.timeout)), "yellow")
     host.err(f"  next: `{clean_line(options.resume_command)}` goes on")
     return Exit.TIMED_OUT
+
+
+async def _ask(host: Host, harness: Harness, watched: Watched, end: _End) -> None:
+    """Ask whoever is there for what is open; nobody where nobody is."""
+    asking = Asking(
+        host=host,
+        harness=harness,
+        open_requests=lambda: watched.story.permissions,
+        moved=lambda: watched.moved,
+        pause=lambda quiet: watched.pause(quiet),
+        asks=end.asks,
+        answers_itself=end.answers_itself,
+    )
+    await asking.serve()
+    end.asks = asking.asks
 
 
 async def _settled_or_held(harness: Harness, submission: Submission) -> Settled:
@@ -361,18 +421,32 @@ async def _leave_in_order(host: Host, harness: Harness, interrupts: Interrupts) 
     return Exit.INTERRUPTED
 
 
-async def _notice_stuck(host: Host, harness: Harness) -> Exit:
-    """Return when nothing can move any more without somebody doing something."""
+async def _notice_stuck(host: Host, options: Options, harness: Harness, end: _End) -> Exit:
+    """Return when nothing can move any more without somebody doing something.
+
+    While somebody is asked here it is their turn, and no reason to leave.
+    """
     seen = 0
     while True:
         await trio.sleep(STUCK_LOOK_SECONDS)
         live = harness.session.storage.live_tasks(limit=10_000)
+        requests = [] if end.answers_itself else harness.permissions()
+        asked = {request.task for request in requests}
+        # Their owners run, and do nothing but wait for the answer of a sub-agent.
+        above = {id for request in requests for _, id in request.path}
+        asked |= {id for id in above if harness._runtime.cycles.held_by(id)}
         blocked = [row for row in live if row.blocked]
         moving = [
-            row for row in live if not row.blocked and not waits_for_others(harness.task(row.id))
+            row
+            for row in live
+            if not row.blocked
+            and row.id not in asked
+            and not waits_for_others(harness.task(row.id))
         ]
-        seen = seen + 1 if blocked and not moving else 0
+        stuck = (blocked or requests) and not moving and not (requests and end.asks)
+        seen = seen + 1 if stuck else 0
         if seen >= 2:
             break
     say_stuck(host, blocked)
+    say_asked(host, options, requests)
     return Exit.PARKED

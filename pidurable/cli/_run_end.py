@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.cli._errors import Exit
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
@@ -21,7 +22,7 @@ from pidurable.records._messages import AssistantMessage, Usage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import TaskRecord
 
-__all__ = ["held_back", "report", "say_stuck", "waits_for_others"]
+__all__ = ["held_back", "report", "say_asked", "say_stuck", "waits_for_others"]
 
 BLOCKED_SHOWN_MAX = 20
 
@@ -65,6 +66,22 @@ def say_stuck(host: Host, blocked: Sequence[Any]) -> None:
     # One way out for each reason, of the first task that is blocked for it.
     for row in {row.blocked: row for row in reversed(blocked)}.values():
         host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
+
+
+def say_asked(host: Host, options: Options, requests: Sequence[PermissionRequest]) -> None:
+    """Say that nothing moves before a person has decided, and how that is done."""
+    if not requests:
+        return
+    count = len(requests)
+    ids = ", ".join(str(request.id) for request in requests[:BLOCKED_SHOWN_MAX])
+    host.err(
+        f"{count} call{' waits' if count == 1 else 's wait'} for a person, and nothing else is "
+        f"left to do: permission {ids}{', …' if count > BLOCKED_SHOWN_MAX else ''}",
+        "yellow",
+    )
+    show = options.command("approval", "show", str(requests[0].id))
+    host.err(f"  next: decide (`{clean_line(show)}` says how), then")
+    host.err(f"        `{clean_line(options.resume_command)}` goes on")
 
 
 def _way_out(row: Any) -> str:

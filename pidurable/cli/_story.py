@@ -13,12 +13,15 @@ from typing import Any
 import attrs
 import trio
 
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.cli._render import clean, clean_line, compact_json, duration, tail
 from pidurable.harness._events import (
     Event,
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    PermissionAsked,
+    PermissionDecided,
     RetryEnd,
     RetryStart,
     RunEnd,
@@ -53,6 +56,8 @@ class RunningCall:
     since: float | None
     """None: it was found running, so nobody here knows."""
     output: str = ""
+    held_by: str | None = None
+    """What it waits for, as `permission 12`."""
 
     def title(self) -> str:
         """Return what is called, with what."""
@@ -60,6 +65,10 @@ class RunningCall:
         if self.arguments is None:
             return name
         return f"{name} {compact_json(self.arguments, chars_max=ARGUMENTS_CHARS_MAX)}"
+
+
+def _asked_line(request: PermissionRequest) -> list[str]:
+    return [f"permission {request.id}: task {request.task} waits for a person"]
 
 
 @attrs.define(eq=False)
@@ -77,6 +86,10 @@ class Story:
     retry: RetryStart | None = None
     calls: dict[int, RunningCall] = attrs.Factory(dict)
     """By their index in the round."""
+    permissions: dict[int, PermissionRequest] = attrs.Factory(dict)
+    """What a person is asked, here and below, by id; the oldest first."""
+    asked: Callable[[PermissionRequest], list[str]] = _asked_line
+    """What is said where a call begins to wait."""
     settled: dict[int, str] = attrs.Factory(dict)
     """Submissions that ended while this was watched, with their status."""
 
@@ -90,7 +103,7 @@ class Story:
     def _tell(self, event: Event) -> list[str]:
         match event:
             case Snapshot():
-                self._adopt(event)
+                return self._adopt(event)
             case RunStart():
                 self.run, self.run_since, self.turn = event.run, self.clock(), 1
                 return [f"run {event.run} began"]
@@ -115,6 +128,11 @@ class Story:
                 self._output(event)
             case ToolExecutionEnd():
                 return self._result_lines(event)
+            case PermissionAsked():
+                self.permissions[event.request.id] = event.request
+                return self.asked(event.request)
+            case PermissionDecided():
+                return self._decided(event.request)
             case RetryStart():
                 self.retry = event
                 error = clean_line(event.error, chars_max=LINE_CHARS_MAX)
@@ -130,7 +148,7 @@ class Story:
                 pass  # other entries say nothing here; `conversation log` shows them
         return []
 
-    def _adopt(self, snapshot: Snapshot) -> None:
+    def _adopt(self, snapshot: Snapshot) -> list[str]:
         """Start anew from a state: at the beginning, and after falling behind."""
         live = snapshot.live
         if live.get("run") != self.run:
@@ -143,19 +161,34 @@ class Story:
         known = {call.task: call for call in self.calls.values()}
         self.calls = {}
         for call in live.get("calls") or ():
-            if call["status"] != "running":
+            if call["task"] is None or call["status"] not in ("running", "waiting"):
                 continue
             found = known.get(call["task"]) or RunningCall(
                 call["task"], call["index"], call["name"], None, None
             )
             found.output = call["output_tail"][-TEXT_KEPT_CHARS:]
+            found.held_by = call["held_by"]
             self.calls[call["index"]] = found
+        told = self.permissions
+        self.permissions = {request.id: request for request in snapshot.permissions}
+        new = [each for each in snapshot.permissions if each.id not in told]
+        return [line for request in new for line in self.asked(request)]
+
+    def _decided(self, request: PermissionRequest) -> list[str]:
+        self.permissions.pop(request.id, None)
+        state: str = request.state
+        if request.closed_reason:
+            state += f" ({request.closed_reason})"
+        by = f" by {clean_line(request.decided_by, chars_max=64)}" if request.decided_by else ""
+        tool = clean_line(request.tool, chars_max=64)
+        return [f"permission {request.id} (task {request.task}, {tool}) {state}{by}"]
 
     def _output(self, event: ToolExecutionUpdate) -> None:
         call = self.calls.get(event.index)
         if call is not None:
             before = "" if event.replaced else call.output
             call.output = (before + event.text)[-TEXT_KEPT_CHARS:]
+            call.held_by = event.held_by
 
     def _result_lines(self, event: ToolExecutionEnd) -> list[str]:
         call = self.calls.pop(event.call[1], None)

@@ -11,6 +11,7 @@ import trio
 
 from pidurable import ExtensionLoader, Registry, open_harness
 from pidurable.cli._plan import Plan, PlanItem
+from pidurable.cli._run import NOTICE
 from pidurable.session._seams import Failpoints
 
 
@@ -52,7 +53,7 @@ def test_the_answer_goes_to_stdout_and_everything_else_to_stderr(command, script
 
     assert (found.code, found.out) == (0, "It is done.\n")
     assert lines_of(found.err) == [
-        "tools may do everything this user may: read, write, run commands (no approvals yet)",
+        NOTICE,
         "run 4 began",
         "I look.",
         'task 9: bash {"command": "echo one >> effects; echo seen"}',

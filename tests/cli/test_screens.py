@@ -37,6 +37,10 @@ Snapshot = Callable[[str, str], None]
         ["task", "retry"],
         ["conversation", "log"],
         ["conversation", "fork"],
+        ["approval"],
+        ["approval", "approve"],
+        ["approval", "decide"],
+        ["usage"],
     ],
     ids=lambda argv: "-".join(argv) or "pidurable",
 )
