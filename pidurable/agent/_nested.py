@@ -34,9 +34,16 @@ NAME_CHARACTERS_MAX = 256
 class NestedCalls:
     """The calls that one running call makes."""
 
-    def __init__(self, services: AgentServices, ctx: TaskContext[ToolInput, Any, Any]) -> None:
+    def __init__(
+        self,
+        services: AgentServices,
+        ctx: TaskContext[ToolInput, Any, Any],
+        *,
+        reconciling: bool = False,
+    ) -> None:
         self._services = services
         self._ctx = ctx
+        self._reconciling = reconciling
         self._made = 0
         """How many without a key were made so far: the place of the next."""
         self._open: str | None = None
@@ -46,12 +53,18 @@ class NestedCalls:
         """Make a call, or find it again, and wait for its result.
 
         Raises:
-            InvalidArgumentError: A second call without a key is made while one is running, or the
-                key or place stands for another call.
+            InvalidArgumentError: A second call without a key is made while one is running, the key
+                or place stands for another call, or a `reconcile` function asks.
             NotJsonError: The arguments cannot be stored.
             OwnedTooDeepError: Calls are nested too deeply.
         """
         ctx = self._ctx
+        if self._reconciling:
+            problem = (
+                "reconcile cannot call tools: asked once more after another crash, it would get "
+                "the answer of the first time"
+            )
+            raise InvalidArgumentError("execute_tool", problem)
         name = check_name(name, "name", characters_max=NAME_CHARACTERS_MAX)
         depth = ctx.input.depth + 1
         if depth > ctx.settings.owned_depth_max:

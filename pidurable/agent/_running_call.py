@@ -40,12 +40,14 @@ class RunningCall:
         ctx: TaskContext[ToolInput, Any, Any],
         agent: Agent,
         tool: Tool[..., Any],
+        *,
+        reconciling: bool = False,
     ) -> None:
         self._services = services
         self._ctx = ctx
         self._agent = agent
         self._name = tool.name
-        self._nested = NestedCalls(services, ctx)
+        self._nested = NestedCalls(services, ctx, reconciling=reconciling)
         self.progress = CallOutput(
             services.progress,
             ctx.conversation_id,
@@ -191,8 +193,8 @@ class RunningCall:
                 the calls without a key.
 
         Raises:
-            InvalidArgumentError: A second call without a key is made while one is running, or the
-                key or place stands for another call.
+            InvalidArgumentError: A second call without a key is made while one is running, the key
+                or place stands for another call, or a `reconcile` function asks.
             NotJsonError: The arguments cannot be stored.
             OwnedTooDeepError: Calls are nested too deeply.
         """

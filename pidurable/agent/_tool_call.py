@@ -331,7 +331,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     async def _reconciled(
         self, ctx: ToolContext, prepared: Prepared
     ) -> FinalResult | Literal[False] | None:
-        call = RunningCall(self._services, ctx, prepared.agent, prepared.tool)
+        call = RunningCall(self._services, ctx, prepared.agent, prepared.tool, reconciling=True)
         try:
             return await reconcile(self._services, prepared.tool, prepared.kwargs, call)
         finally:

@@ -23,6 +23,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._tool_arguments import validated
 from pidurable.errors import InvalidArgumentError, NotJsonError, OwnedTooDeepError
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
@@ -434,3 +435,56 @@ async def test_deep_values_come_back_from_nested_calls(autojump_clock: MockClock
     assert got[-1] == (200, "tool_error")
     assert {code for _, code in got} == {None, "tool_error"}
     assert all(task.outcome.status in ("completed", "failed") for task in tasks)
+
+
+async def test_a_nested_call_that_faults_is_an_unknown_outcome(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug of ours in it ends it alone; its caller is told, and goes on."""
+
+    def broken(made: Any, arguments: Any) -> Any:
+        if made.name == "once":
+            raise LookupError("a bug of ours")
+        return validated(made, arguments)
+
+    monkeypatch.setattr("pidurable.agent._tool_call.validated", broken)
+
+    async def body(call: ToolCall) -> str:
+        result = await call.execute_tool("once", {})
+        return f"{result.is_error} {result.code}: {result.text}"
+
+    text, world, tasks = await run(body)
+
+    assert text.startswith("True interrupted: The call ended by a fault.")
+    assert [task.outcome.status for task in tasks] == ["completed", "faulted"]
+    assert world.ledger == []
+
+
+async def test_a_reconcile_calls_no_tools(autojump_clock: MockClock) -> None:
+    """What it would get is the answer of the first time that it was asked."""
+    said: list[str] = []
+
+    async def reconcile(arguments: Any, call: ToolCall) -> Any:
+        try:
+            await call.execute_tool("safe", {})
+        except InvalidArgumentError as error:
+            said.append(str(error))
+        return ToolResult("it happened")
+
+    async def body(call: ToolCall) -> str:
+        return (await call.execute_tool("safe", {})).text
+
+    made = odd_tool(body, replay="reconcile", reconcile=reconcile)
+    world = World(calls("odd"), "ok", tools=[made])
+    # Passed by the nested call first.
+    died = DieAt(world, "CP3", 2)
+    await run_killed(world, died, lambda harness, _: ask(harness, "go"))
+    async with world.open() as harness:
+        await ask(harness, "go")
+        await verify(world, harness)
+        (result,) = await results(harness)
+
+    assert died.struck
+    assert text_of(result) == "it happened"
+    assert len(said) == 1
+    assert "reconcile cannot call tools" in said[0]
