@@ -155,16 +155,27 @@ class Host:
 
     # --- decisions -------------------------------------------------------------------------
 
-    async def _do_decide(self, harness: Harness, which: int, how: int) -> None:
-        """A person decides one of the open requests."""
-        found = harness.permissions()
+    async def _do_decide(self, harness: Harness, which: int, how: int, late: int) -> None:
+        """A person decides one of the open requests; sometimes the tool is replaced meanwhile."""
+        found = await self._asked(harness)
         if found:
             request = found[which % len(found)]
+            if not late:
+                await self._do_reload(harness, 0)
             await self._decide(harness, request, how)
+
+    async def _asked(self, harness: Harness) -> list[PermissionRequest]:
+        """The open requests; if there is none a person looks again for a while."""
+        for _ in range(60):
+            found = harness.permissions()
+            if found:
+                return found
+            await trio.sleep(0.05 * self.pace)
+        return []
 
     async def _do_duel(self, harness: Harness, which: int) -> None:
         """Two people decide one request at once, and not the same: one of them wins."""
-        found = harness.permissions()
+        found = await self._asked(harness)
         if not found:
             return
         request = found[which % len(found)]
@@ -178,8 +189,9 @@ class Host:
 
     async def _decide(self, harness: Harness, request: PermissionRequest, how: int) -> None:
         marker = str(request.arguments["what"])  # type: ignore[index, call-overload]
+        pattern = '{"what": "' + marker[: 2 + request.id % 2] + "*"
         decisions: dict[str, tuple[Any, ...]] = {
-            "call": (Once(), Once(), Deny("rather not"), Pattern(f'{{"what": "{marker[:3]}*')),
+            "call": (Once(), Once(), Deny("rather not"), Pattern(pattern)),
             "effect": (Rerun(), Happened(f"it happened, {marker}"), Interrupted()),
         }
         among = decisions[request.subject]

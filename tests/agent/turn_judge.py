@@ -84,6 +84,8 @@ class Court:
             for conversation in self.conversations.values()
             for entry in conversation["entries"]
         }
+        self.read = {marker for request in requests for marker in _inputs_in(request)}
+        """What a model was given, be it only to make a summary of it."""
         self.first: dict[str, int] = {}
         for number, seen in enumerate(self.inputs):
             for marker in seen:
@@ -161,7 +163,7 @@ def _each_input_is_answered_once_or_says_why(court: Court) -> Iterator[str]:
             yield f"{marker} is {stands['status']} for ever"
         elif stands["status"] == "unanswered" and stands["reason"] not in REASONS:
             yield f"{marker} is unanswered for the reason {stands['reason']!r}"
-        elif stands["status"] == "done" and stands["kind"] == "input" and marker not in court.first:
+        elif stands["status"] == "done" and stands["kind"] == "input" and marker not in court.read:
             yield f"{marker} is done, and no request had it"
 
 

@@ -75,6 +75,7 @@ Template = list[Any]
 CALLED = (
     "once", "safe", "look", "slow", "raises", "unsure", "bare", "subagent", "nope",
     "parked", "asked", "nest", "bye", "hand", "flip",
+    "asked", "parked", "asked", "look",
 )  # fmt: skip
 """Tools that answers call, by number; `nope` and, until it is installed, any other is unknown."""
 BROKEN = ("", "{", "[]", '{"what": "%s', "\x00", '{"what": 3, "what": "%s"}', "null")

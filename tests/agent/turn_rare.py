@@ -82,6 +82,8 @@ def _met(player: Player) -> Iterator[str]:
     for stands in player.facts["submissions"].values():
         if stands["status"] == "unanswered":
             yield f"unanswered: {stands['reason']}"
+        elif stands["kind"] == "continue":
+            yield "a run was continued"
     yield from _met_in_the_book(player)
     yield from _met_in_transcripts(player)
 
@@ -150,8 +152,6 @@ def _met_in_transcripts(player: Player) -> Iterator[str]:
     for stands in player.facts["submissions"].values():
         if stands["run"] is not None and stands["entry"] is not None:
             runs.setdefault(stands["run"], []).append(stands["entry"])
-            if stands["kind"] == "continue" and stands["status"] == "done":
-                yield "a run was continued"
             if stands["mode"] == "follow_up" and stands["status"] == "done":
                 yield "a follow-up started the next run"
     for conversation in player.facts["conversations"].values():
