@@ -10,6 +10,7 @@ from agent_world import (
     World,
     ask,
     calls,
+    check_transcript,
     crash_everywhere,
     messages,
     results,
@@ -18,6 +19,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._script import Step, When
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
 from pidurable.records._messages import AssistantMessage, ToolResultMessage
@@ -213,3 +215,35 @@ async def test_a_sequential_round_goes_on_after_a_call_that_was_aborted_alone(
     assert outcome.text == "done"
     assert [each.code for each in found] == ["aborted", None]
     assert len(said) == 2
+
+
+async def test_a_fork_within_a_sequential_round_is_free_to_go_on(autojump_clock: MockClock) -> None:
+    """Its calls that have no result yet are not known there, none of them runs, and it answers."""
+    order = Order()
+    order.hang_at = 1
+    world = World(
+        Step(text="in the fork", when=When(user="instead")),
+        calls("step", "step", "step"),
+        tools=[order.tool()],
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await order.reached.wait()
+        fork = await root.fork()
+        live = fork.live()
+        answered = await (await fork.submit("instead")).wait()
+        await root.abort()
+        await submission.wait()
+        check_transcript(await root.history())
+
+    world.model.check()
+    shown = [item.message for item in world.model.requests[-1].messages]
+    results_shown = [text_of(m) for m in shown if isinstance(m, ToolResultMessage)]
+    assert (live["run"], live["calls"]) == (None, [])
+    assert answered.text == "in the fork"
+    assert results_shown[0] == "stepped"
+    assert len(results_shown) == 3
+    assert all("not known" in text for text in results_shown[1:])
+    assert sum(line.startswith("begin") for line in order.log) == 2
