@@ -20,6 +20,7 @@ from pidurable.agent._documents import (
 )
 from pidurable.agent._prompt import estimate_tokens, request_characters
 from pidurable.errors import NotFoundError
+from pidurable.records import _json
 from pidurable.records._entries import kept_messages
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import (
@@ -285,13 +286,29 @@ def settle_generation(
     live = read_doc(tx, LiveDocument, conversation_id)
     if live["generation"] != task_id or live["run"] is None:
         return
-    agent: dict[str, Any] = tx.doc_value(address_of(AgentDocument, conversation_id)) or {}
-    keep_partial(
-        tx,
-        services,
-        conversation_id,
-        task_id,
-        model=agent.get("model") or "unknown",
-        why=f"the generation was {reason}",
-    )
+    if live["partial"] is not None:
+        keep_partial(
+            tx,
+            services,
+            conversation_id,
+            task_id,
+            model=_asked_model(tx, session, conversation_id, task_id),
+            why=f"the generation was {reason}",
+        )
     end_run(session, tx, conversation_id, live["run"], reason=reason, detail=detail)
+
+
+def _asked_model(tx: TreeTransaction, session: Session, conversation_id: int, task_id: int) -> str:
+    """Who was asked by a generation that cannot tell any more: as its checkpoint says.
+
+    The agent may have got another model since. It is what is left where the checkpoint says
+    nothing, as one of a version that nobody here can read.
+    """
+    stored = session.storage.task_checkpoint(task_id)
+    fields = None if stored is None else _json.loads_stored(stored[1])
+    if isinstance(fields, dict) and isinstance(fields.get("request"), dict):
+        fields = fields["request"]
+    if isinstance(fields, dict) and isinstance(fields.get("model"), str):
+        return str(fields["model"])
+    agent: dict[str, Any] = tx.doc_value(address_of(AgentDocument, conversation_id)) or {}
+    return agent.get("model") or "unknown"

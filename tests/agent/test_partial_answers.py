@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 import pidurable.agent._generation as generation
 from pidurable.agent._script import Cut, Step
+from pidurable.agent._services import AgentChange
 from pidurable.harness._open import Harness
 from pidurable.records._messages import AssistantMessage, TextBlock, ThinkingBlock
 
@@ -107,3 +108,27 @@ async def test_a_partial_answer_is_kept_however_it_ended(
     assert usage["output_tokens"] == sum(each.usage.output_tokens for each in found)
     for request in world.model.requests[1:]:
         assert kept.text not in [text_of(item.message) for item in request.messages]
+
+
+async def test_a_fault_charges_the_model_that_was_asked(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the conversation has been given another model while it answered."""
+
+    async def broken(*_: Any) -> Any:
+        raise LookupError("a bug of ours")
+
+    monkeypatch.setattr(generation, "observers_of_answer", broken)
+    world = World(WORDS)
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(2.5)
+        await root.configure(AgentChange(model="scripted/another"))
+        outcome = await submission.wait()
+        (kept,) = messages(await root.history(), AssistantMessage)
+        usage = root.usage()["models"]
+
+    assert outcome.reason == "faulted"
+    assert kept.model == MODEL
+    assert list(usage) == [MODEL]
