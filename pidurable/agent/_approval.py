@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from pidurable.agent._call_records import Approval, Execute
 from pidurable.agent._decisions import Deny
 from pidurable.agent._grants import RISKS, place_of, use_grant
 from pidurable.agent._hooks import Ask
+from pidurable.agent._output import clean_output
 from pidurable.agent._permissions import (
     Asked,
     PermissionRequest,
@@ -34,9 +36,9 @@ from pidurable.agent._permissions import (
 from pidurable.agent._tool_result import FinalResult, error_result
 from pidurable.errors import show
 from pidurable.records import _json
-from pidurable.records._limits import MIB
+from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, MIB
 from pidurable.records._moments import LAST_US
-from pidurable.tasks._errors import error_info
+from pidurable.tasks._errors import bounded, error_info
 
 if TYPE_CHECKING:
     from pidurable.agent._services import Agent, AgentServices
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from pidurable.tasks._transaction import TaskTransaction
 
 SHOWN_BYTES_MAX: Final = MIB
-"""Of the arguments, and of their text: what is larger cannot be shown to a person in full."""
+"""Of the arguments as JSON, and of their text: what is larger is shown to nobody in full."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -67,7 +69,7 @@ def describe(
     directory = boundary = ""
     try:
         env = services.env_for(ctx.conversation_id, agent)
-        directory, boundary = str(env.root), _boundary(env)
+        directory, boundary = _named(env.root), _boundary(env)
     except Exception as raised:
         if ctx.passes(raised):
             raise
@@ -76,13 +78,11 @@ def describe(
             why = f"{info.type}: {info.message}"
             return error_result("blocked", f"The call was not run: it has no place to work. {why}")
     text, matchable = _permission_text(ctx, tool, arguments)
-    size = max(len(_dumps(arguments).encode()), len(text.encode()))
+    size = max(len(_dumps(arguments)), len(_dumps(text)))
     if size > SHOWN_BYTES_MAX:
-        said = (
-            f"The call was not run: it needs a person's permission, and its arguments take {size} "
-            f"bytes, of which {SHOWN_BYTES_MAX} can be shown. Split it into smaller calls."
+        return not_shown(
+            f"its arguments take {size} bytes, of which {SHOWN_BYTES_MAX} can be shown"
         )
-        return error_result("invalid_arguments", said)
     principal = services.session.conversation(ctx.conversation_id).principal
     limits = (ctx.settings.permission_seconds_max, ask.seconds)
     tool_digest = "" if tool is None else tool.digest()
@@ -98,10 +98,21 @@ def describe(
         directory=directory,
         boundary=boundary,
         risk=ask.risk,
-        reason=ask.reason,
+        reason=bounded(clean_output(ask.reason), ERROR_MESSAGE_BYTES_MAX),
         principal=principal,
         expires_us=_expiry(services.session.clock.now_us(), limits),
     )
+
+
+def not_shown(why: str) -> FinalResult:
+    """The result of a call that nobody can be asked for."""
+    text = f"The call was not run: it needs a person's permission, and {why}."
+    return error_result("invalid_arguments", f"{text} Make it smaller.")
+
+
+def _named(root: object) -> str:
+    """A working directory as it is stored, also where its name is no text."""
+    return os.fsencode(str(root)).decode(errors="backslashreplace").replace("\0", "")
 
 
 def _expiry(now_us: int, limits: Iterable[float | None]) -> int | None:
@@ -116,7 +127,7 @@ def _boundary(env: Any) -> str:
     """What keeps an environment in: as it says itself, else its class."""
     said = getattr(env, "boundary", None)
     if isinstance(said, str):
-        return said
+        return clean_output(said)
     cls = type(env)
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -184,6 +195,10 @@ async def ask(
 
     Returns:
         True: a grant covers the call, and its intent is stored. False: it is parked.
+
+    Raises:
+        NotJsonError, DocumentTooLargeError: The request cannot be stored: too deep, or too large
+            for the settings of the host.
     """
     task, conversation = int(ctx.task_id), ctx.conversation_id
     async with ctx.commit() as tx:
@@ -282,4 +297,4 @@ def _moment(at_us: int | None) -> datetime | None:
     return None if at_us is None else _EPOCH + timedelta(microseconds=at_us)
 
 
-__all__ = ["answered", "ask", "covers", "denied", "describe", "park"]
+__all__ = ["answered", "ask", "covers", "denied", "describe", "not_shown", "park"]

@@ -23,8 +23,8 @@ from pidurable.registry._tool import ToolResult
 from pidurable.tasks._tree_transaction import to_us
 
 PATTERN_CHARACTERS_MAX: Final = 1_000
-TEXT_BYTES_MAX: Final = 16 * KIB
-"""Of the words of a person who denies."""
+WORDS_CHARACTERS_MAX: Final = 8_000
+"""Of what a person says who denies."""
 RESULT_BYTES_MAX: Final = 256 * KIB
 
 
@@ -41,7 +41,7 @@ def _check_expires(_: object, __: object, value: Any) -> None:
 
 
 def _check_words(_: object, __: object, value: Any) -> None:
-    check_text(value, "text", characters_max=TEXT_BYTES_MAX)
+    check_text(value, "text", characters_max=WORDS_CHARACTERS_MAX)
 
 
 @final

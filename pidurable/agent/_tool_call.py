@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import attrs
 
-from pidurable.agent._approval import answered, ask as ask_a_person, covers, denied, describe, park
+from pidurable.agent._approval import (
+    answered,
+    ask as ask_a_person,
+    covers,
+    denied,
+    describe,
+    not_shown,
+    park,
+)
 from pidurable.agent._asking import ask_after_tool, ask_before_tool, ask_on_abort
 from pidurable.agent._call_records import Approval, Call, Execute, ToolInput, ToolReceipt
 from pidurable.agent._decisions import Happened, Interrupted, Rerun
@@ -54,7 +62,7 @@ from pidurable.agent._tool_result import (
     with_output,
 )
 from pidurable.agent._tool_run import invoke, reconcile
-from pidurable.errors import NotJsonError, OutcomeUnknownError
+from pidurable.errors import DocumentTooLargeError, NotJsonError, OutcomeUnknownError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import Block, TextBlock, ToolResultMessage
 from pidurable.registry._call import ToolResult
@@ -165,7 +173,12 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                 await self._store(ctx, asked)
                 return
             if given is None or not covers(given, asked):
-                if await ask_a_person(ctx, asked, intent=intent, before=given):
+                try:
+                    is_granted = await ask_a_person(ctx, asked, intent=intent, before=given)
+                except (NotJsonError, DocumentTooLargeError) as problem:
+                    await self._store(ctx, not_shown(f"that cannot be asked ({problem})"))
+                    return
+                if is_granted:
                     await self._run(ctx, intent, prepared)
                 return
         await ctx.goto(intent)
@@ -292,11 +305,14 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             arguments=at.arguments,
             ask=Ask("high", unknown_text(at.unknown)),
         )
-        if isinstance(asked, FinalResult):
-            why = "It is too large to be shown to a person."
-            await self._finish(ctx, at, tool, self._interrupted(ctx, at, why))
-        else:
-            await park(ctx, asked, effect=at, before=before)
+        if not isinstance(asked, FinalResult):
+            try:
+                await park(ctx, asked, effect=at, before=before)
+                return
+            except (NotJsonError, DocumentTooLargeError) as problem:
+                ctx.report(f"nobody can be asked what became of the call: {problem}")
+        why = "It is too large to be shown to a person."
+        await self._finish(ctx, at, tool, self._interrupted(ctx, at, why))
 
     # --- execute: only after a crash, or an outcome that is unknown ------------------------
 

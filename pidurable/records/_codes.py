@@ -58,6 +58,15 @@ TOOL_ERRORS = {
     "permission_expired": "Nobody decided the request in time.",
 }
 
+PERMISSIONS = {
+    "granted": "A person, or a grant that a person gave, allowed it.",
+    "denied": "A person denied it.",
+    "expired": "Nobody decided in time.",
+    "closed": "It cannot be decided any more; its reason says why.",
+    "superseded": "What would run is not what was granted any more; the call asked again.",
+    "gone": "The call ended without code of its own.",
+}
+
 ABORTS = {
     "user": "Somebody asked for it.",
     "deadline": "The deadline of the task passed.",
@@ -83,7 +92,7 @@ RESUME = {
 
 def explain_code(code: str) -> str | None:
     """Return the explanation of a reason code, or None for an unknown one."""
-    for table in (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, ABORTS, RESUME):
+    for table in (BLOCKED, NOT_MOVING, UNANSWERED, TOOL_ERRORS, PERMISSIONS, ABORTS, RESUME):
         if code in table:
             return table[code]
     return None

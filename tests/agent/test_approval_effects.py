@@ -9,7 +9,21 @@ from agent_world import DieAt, ask, results, run_killed, text_of, verify
 from approval_world import GuardedWorld, acts, begin, rest, the_open
 from trio.testing import MockClock
 
-from pidurable import BlockCall, Happened, Interrupted, Once, Rerun, ToolResult
+from pidurable import (
+    BeforeTool,
+    BlockCall,
+    Extension,
+    Happened,
+    Interrupted,
+    Once,
+    Rerun,
+    Rewrite,
+    ToolCall,
+    ToolResult,
+    ToolTask,
+    hook,
+    tool,
+)
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._limits import Settings
 
@@ -185,7 +199,6 @@ async def test_a_rerun_is_of_what_was_shown_and_by_the_policy_of_today(
 
 def other_act(world: GuardedWorld) -> Any:
     """A tool of the name that does not take the arguments any more."""
-    from pidurable import ToolCall, tool
 
     @tool(replay="park")
     async def act(where: int, call: ToolCall) -> str:
@@ -215,3 +228,43 @@ async def test_an_abort_closes_the_request_of_an_effect(autojump_clock: MockCloc
     assert (closed.state, closed.closed_reason) == ("closed", "aborted")
     assert found.code == "aborted"
     assert "may have happened" in text_of(found)
+
+
+@pytest.mark.parametrize("depth", [194, 196, 197])
+async def test_an_effect_that_cannot_be_asked_about_is_interrupted(
+    autojump_clock: MockClock, depth: int
+) -> None:
+    """Arguments too deep for a request: the model is told that the outcome is unknown."""
+
+    @tool(name="act", replay="park")
+    async def act(what: Any) -> str:
+        """Act.
+
+        Args:
+            what: Which act.
+        """
+        return "acted"
+
+    async def deepen(call: BeforeTool) -> Rewrite:
+        deep: Any = "x"
+        for _ in range(depth):
+            deep = [deep]
+        return Rewrite({"what": deep})
+
+    world = GuardedWorld(acts("ship"), "done", policy=lambda call: None)
+    world.install(act)
+    hooked = hook(ToolTask, before_tool=deepen)
+    world.registry.install(Extension("deepen", hooks=[hooked]))
+    await run_killed(world, DieAt(world, "CP3"), begin_it)
+    async with world.open() as harness:
+        harness.start()
+        await rest()
+        is_asked = bool(harness.permissions())
+        for request in harness.permissions():
+            await harness.decide(request.id, Interrupted())
+        answer = await ask(harness, "go")
+        (result,) = await results(harness)
+        await verify(world, harness)
+
+    assert (answer.text, result.code) == ("done", "interrupted")
+    assert is_asked or depth > 196

@@ -11,7 +11,20 @@ from agent_world import MODEL, ask, results, verify
 from approval_world import GuardedWorld, acts, begin, rest, the_open
 from trio.testing import MockClock
 
-from pidurable import Ask, BlockCall, Deny, Once, Pattern
+from pidurable import (
+    Ask,
+    BeforeTool,
+    BlockCall,
+    Deny,
+    Extension,
+    Once,
+    Pattern,
+    Rewrite,
+    ToolCall,
+    ToolTask,
+    hook,
+    tool,
+)
 from pidurable.agent._services import AgentChange
 from pidurable.errors import InvalidArgumentError, NotFoundError
 from pidurable.records._limits import Settings
@@ -218,7 +231,6 @@ async def test_a_text_that_cannot_be_made_is_matched_by_nothing(
     autojump_clock: MockClock,
 ) -> None:
     """Where `permission_text` raises, the arguments are shown as JSON, and no pattern counts."""
-    from pidurable import ToolCall, tool
 
     @tool(name="act", permission_text=lambda arguments: arguments["nothing"])
     async def act(what: str, call: ToolCall) -> str:
@@ -242,16 +254,122 @@ async def test_a_text_that_cannot_be_made_is_matched_by_nothing(
     assert request.text == '{"what":"a"}'
 
 
-async def test_what_cannot_be_shown_in_full_is_not_asked(autojump_clock: MockClock) -> None:
-    """Arguments of more than 1 MiB are an error result; those of 1 MiB are asked for."""
-    fits, too_large = 2**20 - len('{"what":""}'), 2**20
-    world = GuardedWorld(acts("x" * too_large), acts("x" * fits), "done", settings=Settings())
+@pytest.mark.parametrize(
+    ("what", "limits", "codes"),
+    [
+        ("x" * (2**20 - len('{"what":""}')), {}, ["denied"]),
+        ("x" * (2**20 - len('{"what":""}') + 1), {}, ["invalid_arguments"]),
+        ("\x01" * 2**18, {}, ["invalid_arguments"]),
+        ("x" * 30_000, {"document_bytes_max": 50_000}, ["invalid_arguments"]),
+        ("x" * 30_000, {"document_bytes_max": 90_000}, ["denied"]),
+    ],
+    ids=["fits", "too large", "escaped", "a small store", "a larger store"],
+)
+async def test_what_cannot_be_shown_in_full_is_not_asked(
+    autojump_clock: MockClock, what: str, limits: dict[str, int], codes: list[str]
+) -> None:
+    """Arguments that no request can hold are an error result, and the run goes on."""
+    world = GuardedWorld(acts(what), "done", settings=Settings(**limits))  # type: ignore[arg-type]
     async with world.open() as harness:
         submission = await begin(harness)
-        request = the_open(harness)
-        await harness.decide(request.id, Deny())
+        for request in harness.permissions():
+            assert request.arguments == {"what": what}
+            await harness.decide(request.id, Deny())
+        answer = await submission.wait()
+        found = [each.code for each in await results(harness)]
+        await verify(world, harness)
+
+    assert (found, answer.text) == (codes, "done")
+
+
+@pytest.mark.parametrize("depth", [195, 196, 197, 198, 199])
+async def test_what_is_as_deep_as_a_value_may_be_is_asked_or_refused(
+    autojump_clock: MockClock, depth: int
+) -> None:
+    """Arguments that a hook makes too deep to be asked about are an error result, no fault."""
+
+    @tool(name="act")
+    async def act(what: Any) -> str:
+        """Act.
+
+        Args:
+            what: Which act.
+        """
+        return "acted"
+
+    async def deepen(call: BeforeTool) -> Rewrite:
+        deep: Any = "x"
+        for _ in range(depth):
+            deep = [deep]
+        return Rewrite({"what": deep})
+
+    world = GuardedWorld(acts("x"), "done")
+    world.install(act)
+    hooked = hook(ToolTask, before_tool=deepen)
+    world.registry.install(Extension("deepen", hooks=[hooked]))
+    async with world.open() as harness:
+        submission = await begin(harness)
+        is_asked = bool(harness.permissions())
+        for request in harness.permissions():
+            await harness.decide(request.id, Deny())
+        answer = await submission.wait()
+        (result,) = await results(harness)
+        await verify(world, harness)
+
+    assert answer.text == "done"
+    assert result.code == ("denied" if is_asked else "invalid_arguments")
+    assert is_asked or depth > 197
+
+
+class Box:
+    """An environment that says what keeps it in."""
+
+    def __init__(self, boundary: str, root: str = "/box") -> None:
+        self.boundary = boundary
+        self.root = Path(root)
+
+
+async def test_a_yes_is_for_one_boundary(autojump_clock: MockClock) -> None:
+    """What keeps the tool in is part of what is approved: another one is asked for anew."""
+    world = GuardedWorld(acts("ship"), "done")
+    async with world.open() as harness:
+        harness._services.env_for = lambda id, agent: Box("container")  # type: ignore[return-value]
+        submission = await begin(harness)
+        first = the_open(harness)
+        harness._services.env_for = lambda id, agent: Box("none")  # type: ignore[return-value]
+        await harness.decide(first.id, Once())
+        await rest()
+        second = the_open(harness)
+        await harness.decide(second.id, Once())
+        await submission.wait()
+
+    assert [(each.boundary, each.directory) for each in (first, second)] == [
+        ("container", "/box"),
+        ("none", "/box"),
+    ]
+    assert world.ledger == ["act ship"]
+
+
+async def test_a_directory_without_a_name_is_stored_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
+    """Bytes that are no text are shown escaped; a place that is gone blocks the call."""
+    world = GuardedWorld(acts("ship", "sell"), "done", policy=lambda call: Ask(reason="\ud800\0x"))
+    async with world.open() as harness:
+        harness._services.env_for = lambda id, agent: Box("b", "/x\udcff")  # type: ignore[return-value]
+        submission = await begin(harness)
+
+        def gone(id: int, agent: Any) -> Any:
+            raise OSError("no such folder")
+
+        harness._services.env_for = gone
+        shown = {(each.directory, each.reason) for each in harness.permissions()}
+        for request in harness.permissions():
+            await harness.decide(request.id, Once())
         await submission.wait()
         codes = [each.code for each in await results(harness)]
+        await verify(world, harness)
 
-    assert codes == ["invalid_arguments", "denied"]
-    assert len(request.text) == fits
+    assert shown == {("/x\\xff", "\ufffdx")}
+    assert codes == ["blocked", "blocked"]
+    assert world.ledger == []

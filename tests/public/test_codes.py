@@ -9,13 +9,22 @@ import pytest
 from sources import sources
 
 from pidurable.records import _codes
-from pidurable.records._codes import ABORTS, BLOCKED, NOT_MOVING, RESUME, TOOL_ERRORS, UNANSWERED
+from pidurable.records._codes import (
+    ABORTS,
+    BLOCKED,
+    NOT_MOVING,
+    PERMISSIONS,
+    RESUME,
+    TOOL_ERRORS,
+    UNANSWERED,
+)
 
 TABLES = {
     "BLOCKED": BLOCKED,
     "NOT_MOVING": NOT_MOVING,
     "UNANSWERED": UNANSWERED,
     "TOOL_ERRORS": TOOL_ERRORS,
+    "PERMISSIONS": PERMISSIONS,
     "ABORTS": ABORTS,
     "RESUME": RESUME,
 }
@@ -26,8 +35,6 @@ NOT_YET = {
     "stopped",
     "reset",
     "stale",
-    "denied",
-    "permission_expired",
     "restart",
 }
 

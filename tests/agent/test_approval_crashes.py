@@ -1,0 +1,78 @@
+"""Approvals killed before and after every commit: asked once more than seen, run as decided."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import trio
+from agent_world import World, crash_everywhere
+from approval_world import GuardedWorld, acts, ask_for_act
+from trio.testing import MockClock
+
+from pidurable import Deny, Interrupted, Once, Pattern, Rerun
+from pidurable.errors import AlreadyDecidedError
+from pidurable.harness._open import Harness
+
+
+class Person:
+    """Who decides everything that is open, until the input is answered."""
+
+    def __init__(self, decisions: dict[str, Any]) -> None:
+        self._decisions = decisions
+
+    async def __call__(self, harness: Harness, world: World) -> str:
+        """Hand the input in, and decide."""
+        submission = await (await harness.root()).submit("go", request_id="r1")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._decide_all, harness)
+            text = (await submission.wait()).text
+            nursery.cancel_scope.cancel()
+        return text
+
+    async def _decide_all(self, harness: Harness) -> None:
+        while True:
+            for request in harness.permissions():
+                said = self._decisions["effect" if request.subject == "effect" else request.text]
+                with contextlib.suppress(AlreadyDecidedError):
+                    await harness.decide(request.id, said, by="ann")
+            await trio.sleep(0.01)
+
+
+async def test_decided_calls_survive_a_kill_at_every_commit(autojump_clock: MockClock) -> None:
+    """One is allowed, one denied, one let by: each at most once, and never the denied one."""
+    person = Person({"list a": Pattern("list *"), "drop": Deny("no")})
+
+    def make() -> World:
+        return GuardedWorld(acts("list a", "drop"), acts("list b"), "done")
+
+    def check(world: World, result: Any) -> None:
+        assert result == "done"
+        assert "act drop" not in world.ledger
+        assert len(world.ledger) == len(set(world.ledger))
+
+    kills = await crash_everywhere(make, person, check)
+
+    assert kills > 15
+
+
+@pytest.mark.parametrize("said", [Rerun(), Interrupted()], ids=["rerun", "interrupted"])
+async def test_parked_effects_survive_a_kill_at_every_commit(
+    autojump_clock: MockClock, said: Any
+) -> None:
+    """Nothing is run again that no person has had run again."""
+    person = Person({"ship": Once(), "effect": said})
+
+    def make() -> World:
+        world = GuardedWorld(acts("ship"), "done", policy=ask_for_act)
+        world.install(world.act(replay="park"))
+        return world
+
+    def check(world: World, result: Any) -> None:
+        assert result == "done"
+        assert 1 <= len(world.ledger) <= (2 if said == Rerun() else 1)
+
+    kills = await crash_everywhere(make, person, check)
+
+    assert kills > 8
