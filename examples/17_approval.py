@@ -1,9 +1,8 @@
 """A tool that a person has to allow: left alone over a restart, allowed, denied, and by a pattern.
 
-Teaches: a `before_tool` hook that answers `Ask`; the request that waits durably, so that the
-process may end, and whoever comes later decides; `Deny(text)`, which redirects the model in the
-person's words; and `Pattern`, which allows later calls whose `permission_text` it matches, but
-never a chain of commands, and which is listed and taken back.
+Teaches: a `before_tool` hook that answers `Ask`; the request, which outlives its process;
+`Deny(text)`, which redirects the model in the person's words; and `Pattern`, which allows later
+calls whose `permission_text` it matches, never a chain of commands, and is listed and taken back.
 
 Run it with: python examples/17_approval.py
 """
@@ -19,6 +18,7 @@ from pidurable import (
     AgentChange,
     Ask,
     BeforeTool,
+    Decision,
     Deny,
     Extension,
     Once,
@@ -58,7 +58,7 @@ async def main(store: Path) -> None:
                 if any(isinstance(event, PermissionAsked) for event in batch):
                     break
     print("the process ended, the request did not")
-    answers = [Once(), Deny("Only in here, please."), Pattern("git *"), Deny("No.")]
+    answers: list[Decision] = [Once(), Deny("Only here, please."), Pattern("git *"), Deny("No.")]
     async with open_harness(store, registry=registry, models=models) as harness:
         root = await harness.root()
         submission = await root.submit("Tidy up.", request_id="tidy")

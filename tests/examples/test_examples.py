@@ -280,7 +280,7 @@ def test_a_tool_runs_what_a_person_has_allowed() -> None:
         "  granted by Ada: Once()",
         "  ran: rm old.log",
         "asked (high): 'rm -rf /'",
-        "  denied by Ada: Deny(text='Only in here, please.')",
+        "  denied by Ada: Deny(text='Only here, please.')",
         "asked (high): 'git status'",
         "  granted by Ada: Pattern(pattern='git *', expires=None)",
         "  ran: git status",
