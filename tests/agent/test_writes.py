@@ -479,15 +479,18 @@ async def test_a_write_is_checked_where_it_is_handed_in(autojump_clock: MockCloc
             ),
             ({"kind": "k", "request_id": ""}, InvalidArgumentError, "request_id"),
         ]
-        for busy in (False, True):
-            if busy:
-                first = await root.submit("go")
-                await world.reached.wait()
+
+        async def all_are_refused() -> None:
             before = harness.session.line.published_seq
             for arguments, error, message in refused:
                 with pytest.raises(error, match=message):
                     await root.write(**arguments)
             assert harness.session.line.published_seq == before
+
+        await all_are_refused()
+        first = await root.submit("go")
+        await world.reached.wait()
+        await all_are_refused()
         await root.write(kind="k", head=0)
         with pytest.raises(ConversationFullError):
             await root.write(kind="k", head=0)
