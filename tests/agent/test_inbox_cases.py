@@ -26,11 +26,11 @@ from pidurable import Once
 from pidurable.agent._models import ModelRequest
 from pidurable.agent._script import ScriptedCall, Step, When
 from pidurable.agent._services import AgentChange
-from pidurable.errors import RequestIdConflictError
+from pidurable.errors import RequestIdConflictError, WaitCycleError
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
-from pidurable.records._messages import ToolResultMessage, UserMessage
+from pidurable.records._messages import TextBlock, ToolResultMessage, UserMessage
 from pidurable.registry import Extension, ToolCall, tool
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, nothing_to_undo, phase
@@ -343,6 +343,41 @@ async def test_what_is_handed_in_with_a_commit_that_fails_is_not_handed_in(
 
     assert (outcome.text, noted.status) == ("ok", "done")
     assert [each.kind for each in history] == ["pi.user", "test.note", "pi.assistant"]
+
+
+async def test_a_tool_writes_to_its_own_conversation_and_does_not_wait_for_that(
+    autojump_clock: MockClock,
+) -> None:
+    """It is placed after the result of the call; to wait for it would never end, and is refused."""
+    waits: list[Any] = []
+
+    @tool(replay="safe")
+    async def remark(call: ToolCall) -> str:
+        """Remark something beside the result."""
+        own = call.conversation(call.conversation_id)
+        said = UserMessage(blocks=(TextBlock(text="by the way"),), at_us=0)
+        written = await own.write(kind="test.remark", messages=[said], request_id=call.key("w"))
+        waits.append(written)
+        with pytest.raises(WaitCycleError):
+            await written.wait()
+        return "remarked"
+
+    world = World(calls("remark"), "ok")
+    world.install(remark)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        outcome = await ask(harness, "go")
+        ended = await waits[0].wait()
+        await verify(world, harness)
+        kinds = [each.kind for each in await root.history()]
+
+    assert (outcome.text, ended.status) == ("ok", "done")
+    assert kinds.index("pi.tool_result") < kinds.index("test.remark")
+    assert [text_of(m.message) for m in world.model.requests[-1].messages][-2:] == [
+        "remarked",
+        "by the way",
+    ]
 
 
 # --- who is told --------------------------------------------------------------------------------
