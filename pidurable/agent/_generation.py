@@ -298,6 +298,9 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             sent_characters=request_characters(request),
             received_characters=partial.characters,
         )
+        if deferred is not None and delay is not None:
+            # Asking again costs nothing: the answer, once it is there, brings what it took.
+            usage = Usage()
         async with ctx.commit() as tx:
             append_attempt(
                 tx,

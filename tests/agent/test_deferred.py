@@ -178,12 +178,14 @@ async def test_a_failed_poll_asks_again_and_sends_nothing_again(autojump_clock: 
         await trio.sleep(15)
         waits = root.live()["retry"]
         outcome = await submission.wait()
+        usage = root.usage()["models"][MODEL]
         await verify(world, harness)
 
     assert outcome.text == "at last"
     assert 30 <= trio.current_time() - began < 35
     assert waits["try_number"] == 1
     assert "gateway" in waits["error"]
+    assert usage["requests"] == 1
     assert len(world.model.requests) == 1
     assert world.model.polls == [{"step": 0, "polls": 1}] * 2
 
@@ -197,7 +199,9 @@ async def test_a_poll_that_is_refused_ends_the_run(autojump_clock: MockClock) ->
         outcome = await ask(harness, "go")
         await verify(world, harness)
         record = await status_of(harness, "r1")
+        usage = (await harness.root()).usage()["models"][MODEL]
 
+    assert usage["requests"] == 1
     assert (outcome.reason, record.status) == ("model_error", "unanswered")
     assert "that request is not known" in outcome.detail
 
