@@ -14,12 +14,27 @@ from pidurable.agent._compaction import Compaction
 from pidurable.agent._compaction_range import largest_items
 from pidurable.agent._compaction_records import CompactionResult
 from pidurable.agent._compaction_start import CompactionInput, show_begun
+from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
 
 if TYPE_CHECKING:
     from pidurable.agent._hooks import CompactReason
     from pidurable.session._context import ModelContext
     from pidurable.tasks._transaction import TreeTransaction
+
+
+def check_instructions(instructions: object) -> str | None:
+    """Return what a summary should hold besides, if it says anything.
+
+    Raises:
+        InvalidArgumentError: It is no text, or blank.
+    """
+    if instructions is None:
+        return None
+    if not isinstance(instructions, str) or not instructions.strip():
+        problem = "expected a text that is not blank, or None"
+        raise InvalidArgumentError("instructions", problem, show(instructions))
+    return instructions
 
 
 def begin_compaction(

@@ -15,6 +15,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from pidurable.cli._app_approvals import approval_app
+from pidurable.cli._app_conversations import add_conversation_writes
 from pidurable.cli._app_parameters import (
     Cwd,
     Extensions,
@@ -79,11 +80,12 @@ def build_app(host: Host, version: str) -> App:
     app.command(approval_app(host))
     conversation = App(
         name="conversation",
-        help="Look at conversations, and fork them.",
+        help="Look at conversations, say something in them, and look after them.",
         help_format="plaintext",
     )
     _add_conversations(conversation, host)
     _add_fork(conversation, host)
+    add_conversation_writes(conversation, host)
     app.command(conversation)
     return app
 
@@ -593,6 +595,22 @@ def _add_conversations(app: App, host: Host) -> None:
         return run_trio(
             functools.partial(show_log, host, options, conversation, limit=limit, full=full)
         )
+
+    @app.command
+    def show(
+        conversation: int | None = None, /, *, store: Store = None, output: Output = None
+    ) -> int:
+        """Show where a conversation stands: its agent, what runs, what is queued, what was spent.
+
+        With `-o ids` the queued submissions are printed.
+
+        Args:
+            conversation: Its id; the root by default.
+        """
+        from pidurable.cli._conversations import show_conversation
+
+        options = options_of(host, store=store, output=output)
+        return run_trio(functools.partial(show_conversation, host, options, conversation))
 
 
 def _add_fork(app: App, host: Host) -> None:

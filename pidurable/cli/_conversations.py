@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
+from pidurable.agent._permissions import encode_request
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
-from pidurable.cli._render import clean, clean_line, compact_json, holder_lines, moment
+from pidurable.cli._render import (
+    clean,
+    clean_line,
+    compact_json,
+    conversation_text,
+    holder_lines,
+    moment,
+)
 from pidurable.cli._tasks import check_store
 from pidurable.errors import NotFoundError
 from pidurable.harness._reader import Reader, open_reader
@@ -24,8 +35,10 @@ from pidurable.records._messages import (
     ToolResultMessage,
 )
 
-__all__ = ["entry_lines", "show_log"]
+__all__ = ["entry_lines", "root_id", "said_text", "show_conversation", "show_log"]
 
+ITEMS_SHOWN_MAX = 50
+ITEM_CHARS_MAX = 120
 ENTRY_LINES_MAX = 40
 """Of one text in the log; `--full` and `-o json` show all."""
 
@@ -57,6 +70,63 @@ async def show_log(
     host.err(_live_lines(live))
     host.err(holder_lines(holder))
     return Exit.DONE
+
+
+async def show_conversation(host: Host, options: Options, conversation_id: int | None) -> int:
+    """Show where a conversation stands."""
+    check_store(options.store)
+    async with open_reader(options.store) as reader:
+        id = await root_id(reader) if conversation_id is None else conversation_id
+        record = await reader.conversation(id)
+        names = ("pi.agent", "pi.live", "pi.inbox", "pi.usage")
+        documents = {name: await reader.document(name, id) for name in names}
+        requests = await reader.permissions(id)
+        holder = await reader.holder()
+    items = (documents["pi.inbox"] or {}).get("items") or []
+    if options.output == "json":
+        asked = [encode_request(request) for request in requests]
+        host.out_json(
+            {"conversation": attrs.asdict(record), "documents": documents, "permissions": asked}
+        )
+        return Exit.DONE
+    if options.output == "ids":
+        host.out(str(item["submission"]) for item in items)
+        return Exit.DONE
+    host.out(conversation_text(record))
+    for name, value in (documents["pi.agent"] or {}).items():
+        if value is not None:
+            host.out(f"  {name:<13} {compact_json(value, chars_max=ITEM_CHARS_MAX)}")
+    live = _live_lines(documents["pi.live"]) or ["not busy"]
+    host.out(f"  {line}" for line in live)
+    for slot in (documents["pi.live"] or {}).get("compactions") or ():
+        host.out(f"  compaction    task {slot['task']}: {clean_line(str(slot['status']))}")
+    for request in requests:
+        tool = clean_line(request.tool, chars_max=64)
+        host.out(f"  permission    {request.id}: task {request.task} ({tool}) waits for a person")
+    host.out(f"  {line}" for line in _queue_lines(items))
+    for name, value in ((documents["pi.usage"] or {}).get("models") or {}).items():
+        host.out(f"  spent         {clean_line(name)} {compact_json(value)}")
+    host.err(holder_lines(holder))
+    return Exit.DONE
+
+
+def _queue_lines(items: Sequence[Any]) -> list[str]:
+    """What is queued, an item a line."""
+    lines = []
+    for item in items[:ITEMS_SHOWN_MAX]:
+        said = said_text(item.get("content", item.get("entry")))
+        shown = compact_json(said, chars_max=ITEM_CHARS_MAX)
+        lines.append(f"queued        submission {item['submission']} ({item['mode']}): {shown}")
+    if len(items) > ITEMS_SHOWN_MAX:
+        lines.append(f"queued        \u2026 and {len(items) - ITEMS_SHOWN_MAX} more")
+    return lines
+
+
+def said_text(content: Any) -> str:
+    """The text of what was handed in: blocks of an input, or an entry with messages."""
+    messages = content.get("messages") or () if isinstance(content, dict) else ()
+    blocks = content if isinstance(content, list) else [b for m in messages for b in m["blocks"]]
+    return "\n".join(str(block.get("text", "[image]")) for block in blocks)
 
 
 async def root_id(reader: Reader) -> int:

@@ -9,7 +9,7 @@ handed in is done all the same. Without a live holder a command waits for the ne
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final
@@ -34,9 +34,10 @@ from pidurable.records import _codec
 from pidurable.records._checks import check_name
 from pidurable.records._codec import Codec
 from pidurable.records._commands import Command, encode_command, read_answer
+from pidurable.records._entries import Edit
 from pidurable.records._json import VALUE_BYTES_MAX
-from pidurable.records._messages import UserMessage
-from pidurable.records._submissions import WhenBusy
+from pidurable.records._messages import Message, UserMessage
+from pidurable.records._submissions import SubmissionRecord, WhenBusy
 from pidurable.records._tasks import OutcomeStatus
 from pidurable.session._blobs import with_blobs
 from pidurable.session._seams import Blocking, Clock, SystemClock, SystemRandomness, ThreadBlocking
@@ -141,6 +142,119 @@ class Client:
             "request_id": request_id,
         }
         return cast("int", await self._ask("submit", asked, key, timeout))
+
+    async def write(
+        self,
+        value: Any = None,
+        *,
+        kind: str | None = None,
+        messages: Sequence[Message] = (),
+        head: int | None = None,
+        edits: Sequence[Edit] = (),
+        conversation: int | None = None,
+        request_id: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Hand in an entry that asks the model nothing and return its submission. Starts nothing.
+
+        Args:
+            value: Any JSON.
+            kind, messages, head, edits: As for `Conversation.write`.
+            conversation: Where to; None for the root, which is made at first use.
+            request_id: The sender's own id of this write: sent twice, it is stored once.
+            key, timeout: As for every command.
+
+        Raises:
+            ConversationFullError, NotFoundError, NotJsonError: As `Conversation.write`.
+        """
+        asked = {
+            "conversation": conversation,
+            "value": value,
+            "kind": kind,
+            "messages": _codec.encode_messages(tuple(messages)),
+            "head": head,
+            "edits": _codec.encode_edits(tuple(edits)),
+            "request_id": request_id,
+        }
+        return cast("int", await self._ask("write", asked, key, timeout))
+
+    async def withdraw_submission(
+        self,
+        submission_id: int,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> SubmissionRecord | None:
+        """Take back what is still queued in a conversation; see `Submission.withdraw`.
+
+        Returns:
+            Its record with the content; None if it was too late, and nothing was changed.
+
+        Raises:
+            NotFoundError: This session has no such submission.
+        """
+        answer = await self._ask("withdraw", {"submission": submission_id}, key, timeout)
+        return None if answer is None else SubmissionRecord(**answer)
+
+    async def continue_run(
+        self,
+        conversation_id: int,
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Continue a run that failed, was aborted or was cut; returns its submission.
+
+        Args:
+            conversation_id: Which conversation.
+            request_id: As for `Conversation.continue_run`; the key of the command where None.
+            key, timeout: As for every command.
+
+        Raises:
+            ConversationBusyError, NothingToContinueError: As `Conversation.continue_run`.
+            NotFoundError: This session has no such conversation.
+        """
+        key = SystemRandomness().uuid() if key is None else key
+        asked = {
+            "conversation": conversation_id,
+            "request_id": key if request_id is None else request_id,
+        }
+        return cast("int", await self._ask("continue", asked, key, timeout))
+
+    async def compact(
+        self,
+        conversation_id: int,
+        instructions: str | None = None,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> int:
+        """Begin to replace the older part of a conversation by a summary; returns the task.
+
+        Raises:
+            InvalidArgumentError, NotFoundError: As `Conversation.compact`.
+        """
+        asked = {"conversation": conversation_id, "instructions": instructions}
+        return cast("int", await self._ask("compact", asked, key, timeout))
+
+    async def abort_conversation(
+        self,
+        conversation_id: int,
+        reason: str = "user",
+        *,
+        key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[SubmissionRecord]:
+        """Abort what runs in a conversation; returns what was queued and taken back.
+
+        Raises:
+            InvalidArgumentError, NotFoundError: As `Conversation.abort`.
+        """
+        asked = {"conversation": conversation_id, "reason": reason}
+        answer = await self._ask("abort_conversation", asked, key, timeout)
+        return [SubmissionRecord(**each) for each in answer]
 
     async def signal(
         self,

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pidurable.agent._compaction_room import begin_compaction, check_instructions
 from pidurable.agent._decisions import decode_decision
 from pidurable.agent._grants import revoke_grant
-from pidurable.agent._inbox import decode_blocks, submit
+from pidurable.agent._inbox import decode_blocks, submit, withdraw, write
 from pidurable.agent._permissions import encode_request
-from pidurable.errors import InvalidArgumentError, UnknownTaskError, show
-from pidurable.records._checks import is_id
+from pidurable.errors import InvalidArgumentError, NotFoundError, UnknownTaskError, show
+from pidurable.records import _codec
+from pidurable.records._checks import check_name, check_reason, is_id
 from pidurable.records._tasks import Status
 from pidurable.tasks._gc_report import GcReport
 from pidurable.tasks._transaction import TreeTransaction
@@ -80,16 +82,75 @@ def _submit(
     request_id: Any,
 ) -> int:
     """Hand in to a conversation, or to the root, made at first use; the answer is its id."""
-    if conversation is None:
-        conversation = tx.create_conversation(key=ROOT_KEY)
     return submit(
         harness.session,
         tx,
-        conversation,
+        _or_root(tx, conversation),
         decode_blocks(blocks),
         when_busy=when_busy,
         request_id=request_id,
     )
+
+
+def _write(
+    harness: Harness,
+    tx: TreeTransaction,
+    *,
+    conversation: Any,
+    value: Any,
+    kind: Any,
+    messages: Any,
+    head: Any,
+    edits: Any,
+    request_id: Any,
+) -> int:
+    """The answer is the submission of the write."""
+    return write(
+        harness.session,
+        tx,
+        _or_root(tx, conversation),
+        value,
+        kind=kind,
+        messages=_codec.decode_messages(messages, path="$.messages"),
+        head=head,
+        edits=_codec.decode_edits(edits, path="$.edits"),
+        request_id=request_id,
+    )
+
+
+def _withdraw(harness: Harness, tx: TreeTransaction, *, submission: Any) -> dict[str, Any] | None:
+    """The answer is the record of what was taken back, or None where it was too late."""
+    if not is_id(submission):
+        raise NotFoundError("submission", show(submission))
+    record = withdraw(tx, submission)
+    return attrs.asdict(record, recurse=False) if record.reason == "withdrawn" else None
+
+
+async def _continue(harness: Harness, *, conversation: Any, request_id: Any) -> int:
+    """The answer is the submission of the continuation; its request id makes it one."""
+    request_id = check_name(request_id, "request_id")
+    return await harness.conversation(conversation)._continue(
+        request_id, starts=harness._commands.starts
+    )
+
+
+def _compact(harness: Harness, tx: TreeTransaction, *, conversation: Any, instructions: Any) -> int:
+    """The answer is the task of the compaction."""
+    return int(
+        begin_compaction(tx, _or_root(tx, conversation), "manual", check_instructions(instructions))
+    )
+
+
+def _abort_conversation(
+    harness: Harness, tx: TreeTransaction, *, conversation: Any, reason: Any
+) -> list[dict[str, Any]]:
+    """The answer is what was queued and taken back, with its content."""
+    taken = harness.conversation(conversation)._abort_in(tx, check_reason(reason))
+    return [attrs.asdict(record, recurse=False) for record in taken]
+
+
+def _or_root(tx: TreeTransaction, conversation: Any) -> Any:
+    return tx.create_conversation(key=ROOT_KEY) if conversation is None else conversation
 
 
 def _signal(
@@ -193,6 +254,28 @@ KINDS: dict[str, CommandKind] = {
         },
         apply=_submit,
         starts=True,
+    ),
+    "write": CommandKind(
+        fields={
+            "conversation": None,
+            "value": None,
+            "kind": None,
+            "messages": [],
+            "head": None,
+            "edits": [],
+            "request_id": None,
+        },
+        apply=_write,
+    ),
+    "withdraw": CommandKind(fields={"submission": REQUIRED}, apply=_withdraw),
+    "continue": CommandKind(
+        fields={"conversation": REQUIRED, "request_id": REQUIRED}, work=_continue, starts=True
+    ),
+    "compact": CommandKind(
+        fields={"conversation": REQUIRED, "instructions": None}, apply=_compact, starts=True
+    ),
+    "abort_conversation": CommandKind(
+        fields={"conversation": REQUIRED, "reason": "user"}, apply=_abort_conversation
     ),
     "signal": CommandKind(
         fields={"tasks": REQUIRED, "name": REQUIRED, "payload": None, "signal_key": None},

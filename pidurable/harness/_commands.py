@@ -83,6 +83,11 @@ class Commands:
             nursery.start_soon(self._serve_works)
             await self._serve_looks()
 
+    @property
+    def starts(self) -> bool:
+        """Whether new work that is handed in may start the harness."""
+        return self._starts
+
     def host_started(self) -> None:
         """The host has started the harness: from now on new work is welcome."""
         self._starts = True
@@ -210,6 +215,8 @@ class Commands:
         assert kind.work is not None
         try:
             fields = checked_content(kind, command.content)
+            if kind.starts and self._starts:
+                self._harness.start()
             answer = value_answer(await kind.work(self._harness, **fields))
         except _TROUBLE:
             raise

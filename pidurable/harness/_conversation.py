@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import trio
 
 from pidurable.agent._compaction_records import CompactionResult
-from pidurable.agent._compaction_room import begin_compaction
+from pidurable.agent._compaction_room import begin_compaction, check_instructions
 from pidurable.agent._documents import (
     AgentDocument,
     InboxDocument,
@@ -284,11 +284,21 @@ class Conversation:
             RequestIdConflictError: The request id names something else.
             NotFoundError: No such conversation.
         """
-        harness = self._harness
-        session = harness.session
         if request_id is not None:
             request_id = check_name(request_id, "request_id")
-        harness.start()
+        self._harness.start()
+        id = await self._continue(request_id, starts=True)
+        self._harness.session.failpoints.hit("CP5")
+        return Submission(self._harness, id)
+
+    async def _continue(self, request_id: str | None, *, starts: bool) -> int:
+        """Stage a continuation until it stands on the newest entry; return its submission.
+
+        Args:
+            request_id: As of `continue_run`.
+            starts: Whether the new run may start the harness.
+        """
+        session = self._harness.session
         while True:
             context = await session.context(self.id)
             may = can_continue(context)
@@ -296,14 +306,15 @@ class Conversation:
             def body(
                 tx: TreeTransaction, may: bool = may, as_of: int = context.cutoff
             ) -> int | None:
-                return continue_run(
+                found = continue_run(
                     session, tx, self.id, may=may, as_of=as_of, request_id=request_id
                 )
+                tx.created_by_host = tx.created_by_host and starts
+                return found
 
-            id = await harness._runtime.commit(body)
+            id = await self._harness._runtime.commit(body)
             if id is not None:
-                harness.session.failpoints.hit("CP5")
-                return Submission(harness, id)
+                return id
 
     async def compact(self, instructions: str | None = None) -> TaskId[CompactionResult]:
         """Begin to replace the older part of this conversation by a summary; return the task.
@@ -321,11 +332,7 @@ class Conversation:
             InvalidArgumentError: The instructions are no text, or blank.
             NotFoundError: No such conversation.
         """
-        if instructions is not None and (
-            not isinstance(instructions, str) or not instructions.strip()
-        ):
-            problem = "expected a text that is not blank, or None"
-            raise InvalidArgumentError("instructions", problem, show(instructions))
+        instructions = check_instructions(instructions)
         self._harness.start()
         return await self._harness._runtime.commit(
             lambda tx: begin_compaction(tx, self.id, "manual", instructions)
@@ -502,27 +509,27 @@ class Conversation:
         Returns:
             The withdrawn submissions, with their content, so that nothing typed is lost.
         """
-        runtime = self._harness._runtime
         reason = check_reason(reason)
+        return await self._harness._runtime.commit(lambda tx: self._abort_in(tx, reason))
 
-        def body(tx: TreeTransaction) -> list[SubmissionRecord]:
-            tx.conversation(self.id)
-            pending = [self.id]
-            while pending:
-                for child in runtime.index.children.get(pending.pop(), ()):
-                    node = tx.view.find(child)
-                    if node is None or node.background:
-                        continue
-                    if isinstance(node, Node) and node.live:
-                        tx.mark(node.id, reason)
-                    else:
-                        # A conversation of a task that ended: new work may have come to it.
-                        pending.append(child)
-            for node in list(tx.view.staged_children(self.id)):
-                tx.mark(node.id, reason)
-            return withdraw_queued(tx, self.id)
-
-        return await runtime.commit(body)
+    def _abort_in(self, tx: TreeTransaction, reason: str) -> list[SubmissionRecord]:
+        """Stage the marks of `abort`, and what it takes back."""
+        children = self._harness._runtime.index.children
+        tx.conversation(self.id)
+        pending = [self.id]
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                node = tx.view.find(child)
+                if node is None or node.background:
+                    continue
+                if isinstance(node, Node) and node.live:
+                    tx.mark(node.id, reason)
+                else:
+                    # A conversation of a task that ended: new work may have come to it.
+                    pending.append(child)
+        for node in list(tx.view.staged_children(self.id)):
+            tx.mark(node.id, reason)
+        return withdraw_queued(tx, self.id)
 
     async def wait_for_idle(self) -> None:
         """Wait until no ordinary task is live below this conversation."""

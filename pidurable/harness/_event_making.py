@@ -161,7 +161,7 @@ def _compaction_events(before: list[Any], after: list[Any]) -> list[Event]:
     for each in after:
         task, status = each["task"], each["status"]
         if task not in known:
-            events.append(CompactionStart(task, status))
+            events.append(CompactionStart(task, status, each.get("why")))
         elif status != known[task]:
             events.append(CompactionUpdate(task, status))
     return events

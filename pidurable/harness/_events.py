@@ -201,6 +201,8 @@ class CompactionStart:
 
     task: int
     status: str
+    why: str | None = None
+    """What set it off: threshold, background, overflow or manual."""
 
 
 @final
