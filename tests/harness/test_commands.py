@@ -210,7 +210,7 @@ async def test_a_refusal_is_raised_as_its_own_class(
 @pytest.mark.parametrize(
     ("kind", "content", "said"),
     [
-        ("explode", {}, "knows only submit, signal"),
+        ("explode", {}, "knows only submit, write"),
         ("abort", {}, "tasks: it is missing"),
         ("abort", {"tasks": [], "reason": "x"}, "list of ids"),
         ("abort", {"tasks": 7}, "list of ids"),
