@@ -240,13 +240,16 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         if isinstance(answer, Deferred):
             until = poll_at(session.clock.now_us(), answer, ctx.settings)
             later = attrs.evolve(work, is_deferred=True, handle=answer.handle)
-            await ctx.wait(then=Retry(later), deadline=until)
+            async with ctx.commit() as tx:
+                show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
+                tx.wait(then=Retry(later), deadline=until)
             return
         work = attrs.evolve(work, is_deferred=False, handle=None)
-        replaced = work.replaced_tokens
-        if part.next is not None:
-            replaced = text_tokens(part.text) + text_tokens(work.so_far or "")
-        problem = summary_problem(answer, replaced_tokens=replaced)
+        if part.next is None:
+            problem = summary_problem(answer, replaced_tokens=work.replaced_tokens)
+        else:
+            read = text_tokens(part.text) + text_tokens(work.so_far or "")
+            problem = summary_problem(answer, replaced_tokens=read, most=work.size // 2)
         if problem is not None:
             await self._reject(ctx, work, answer, problem, context)
             return

@@ -16,11 +16,15 @@ from pidurable.agent._compaction_records import CompactionResult
 from pidurable.agent._compaction_start import CompactionInput, show_begun
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
+from pidurable.tasks._errors import bounded
 
 if TYPE_CHECKING:
     from pidurable.agent._hooks import CompactReason
     from pidurable.session._context import ModelContext
     from pidurable.tasks._transaction import TreeTransaction
+
+_DETAIL_BYTES_MAX = 1_500
+"""Of what a provider said, so that the items are named in any case."""
 
 
 def check_instructions(instructions: object) -> str | None:
@@ -96,4 +100,4 @@ async def no_room(ctx: GenerationContext, at: Room) -> str | None:
 
 def cannot_fit(detail: str, context: ModelContext) -> str:
     """What to say of a conversation that does not fit, for somebody who has to make room."""
-    return f"{detail}. The largest items: {largest_items(context)}"
+    return f"{bounded(detail, _DETAIL_BYTES_MAX)}. The largest items: {largest_items(context)}"

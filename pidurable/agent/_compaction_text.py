@@ -26,7 +26,6 @@ from pidurable.records._messages import (
     SystemMessage,
     TextBlock,
     ToolCallBlock,
-    ToolResultMessage,
     UserMessage,
 )
 from pidurable.session._context import ModelContext
@@ -131,12 +130,12 @@ def _rendered(message: Message) -> Iterator[str]:
         failed = " (an error)" if message.is_error else ""
         yield f"[result of {_untagged(message.name)}{failed}]\n"
     for block in message.blocks:
-        text = _block_text(block, message)
+        text = _block_text(block)
         if text:
             yield text + "\n"
 
 
-def _block_text(block: Block, message: Message) -> str:
+def _block_text(block: Block) -> str:
     if isinstance(block, TextBlock):
         return _untagged(block.text)
     if isinstance(block, ImageBlock):
@@ -144,7 +143,6 @@ def _block_text(block: Block, message: Message) -> str:
     if isinstance(block, ToolCallBlock):
         return _untagged(f"[calls {block.name} with {_json.dumps(block.arguments)}]")
     # What a model thought is of its own provider's making, and never sent as anything else.
-    assert not isinstance(message, ToolResultMessage)
     return ""
 
 
@@ -200,14 +198,25 @@ OVERHEAD_TOKENS = text_tokens(_SYSTEM + _ASK) + 100
 """What a summary request holds besides the part, the summary so far and the instructions."""
 
 
-def summary_problem(answer: AssistantMessage, *, replaced_tokens: int) -> str | None:
-    """Why an answer is no summary of so many tokens, or None if it is one."""
+def summary_problem(
+    answer: AssistantMessage, *, replaced_tokens: int, most: int | None = None
+) -> str | None:
+    """Why an answer is no summary of so many tokens, or None if it is one.
+
+    Args:
+        answer: What the model said.
+        replaced_tokens: What it is to stand for.
+        most: The most tokens of a summary that is to be read on with.
+    """
     if answer.tool_calls:
         return "it calls tools"
     if answer.stop_reason == "refusal":
         return "the model withheld it"
     if answer.stop_reason == "length":
         return "it was cut at the most tokens of an answer"
+    tokens = text_tokens(answer.text)
+    if most is not None and tokens > most:
+        return f"it has about {tokens} tokens, of {most} that leave room for the rest"
     return text_problem(answer.text, replaced_tokens=replaced_tokens)
 
 

@@ -339,6 +339,32 @@ async def test_a_deferred_summary_that_nobody_waits_for_is_cancelled(
     assert len(world.model.cancelled) == 1
 
 
+async def test_a_reset_that_comes_first_makes_the_summary_stale(
+    autojump_clock: MockClock,
+) -> None:
+    """What a host has cut away is not brought back; the run ends with the reset."""
+    world = compacted("fine", summaries=[Step(text=GOOD, delay=20.0)], settings=BLOCKING)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await fill(harness)
+        submission = await root.submit(long(9), request_id="r9")
+        await trio.sleep(5)
+        async with harness.commit() as tx:
+            tx.append(root.id, kind="pi.reset", head=0)
+        settled = await submission.wait()
+        (outcome,) = outcomes(harness)
+        history = await root.history(limit=1_000)
+        again = await ask(harness, "anew", "r10")
+        await verify(world, harness)
+
+    assert outcome.result.status == "stale"
+    assert "starts later already" in (outcome.result.reason or "")
+    assert heads(history) == []
+    assert (settled.status, settled.reason) == ("unanswered", "reset")
+    assert again.status == "done"
+
+
 # --- crashes ------------------------------------------------------------------------------------
 
 
@@ -372,6 +398,27 @@ async def test_a_death_with_the_summary_received_asks_for_it_again(
     assert settled.status == "done"
     assert (asked, len(summary_requests(world))) == (1, 2)
     assert [entry.id for entry in heads(after)] == [outcome.result.entry]
+
+
+async def test_a_summary_that_a_restart_has_cut_is_charged(autojump_clock: MockClock) -> None:
+    """What had come is estimated, and added before the request is made again."""
+    slow = Step(text=("The ", "person ", "counts ", "and counts."), delay=2.0)
+    world = compacted("fine", summaries=[slow], settings=BLOCKING)
+
+    async with world.open() as harness:
+        await fill(harness)
+        await (await harness.root()).submit(long(9), request_id="r9")
+        await trio.sleep(5)
+        before = (await harness.root()).usage()["models"][MODEL]
+    async with world.open() as harness:
+        settled = await ask(harness, long(9), "r9")
+        after = (await harness.root()).usage()["models"][MODEL]
+        await verify(world, harness)
+
+    assert settled.status == "done"
+    assert len(summary_requests(world)) == 2
+    # The request that was cut, the one that was not, and the answer.
+    assert after["requests"] == before["requests"] + 3
 
 
 @pytest.fixture

@@ -363,6 +363,14 @@ def test_what_is_no_summary_is_told_from_one(said: AssistantMessage) -> None:
     assert summary_problem(said, replaced_tokens=1_000) is not None
 
 
+def test_a_summary_that_leaves_no_room_to_read_on_is_none() -> None:
+    """Where parts follow, it may take half of what a request holds: else they never end."""
+    said = answer("The person counts. " * 20)
+
+    assert summary_problem(said, replaced_tokens=1_000, most=95) is None
+    assert summary_problem(said, replaced_tokens=1_000, most=94) is not None
+
+
 @pytest.mark.parametrize(
     "text",
     [
