@@ -210,6 +210,31 @@ async def test_one_message_that_cannot_fit_ends_the_run_naming_it(
     assert len(read) >= 3
 
 
+async def test_a_request_that_never_fits_is_sent_twice_and_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    """One compaction, one more request; then the run ends with what the provider said."""
+    # C043
+    never = Step(
+        when=lambda view: not asks_for_summary(view) and view.user == "go",
+        error=ScriptedError(kind="overflow", detail="too many tokens"),
+    )
+    world = compacted("fine", settings=BLOCKING, window=None)
+    world.model._script = _first(world.model._script, never)
+
+    async with world.open() as harness:
+        await talk(harness, 8)
+        before = len(other_requests(world))
+        settled = await ask(harness, "go", "go")
+        (outcome,) = outcomes(harness)
+        await verify(world, harness)
+
+    assert outcome.result.status == "applied"
+    assert len(other_requests(world)) - before == 2
+    assert (settled.status, settled.reason) == ("unanswered", "context_overflow")
+    assert "too many tokens. The largest items: the user message" in (settled.detail or "")
+
+
 BAD: list[Any] = [
     Step(text="## Goal\n(none)\n## Progress\n- none"),
     Step(text="cut in the mid", stop="length"),
