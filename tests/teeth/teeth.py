@@ -73,6 +73,32 @@ TEETH = (
         "                if not node.live:\n                    pending.append(child)",
     ),
     Tooth(
+        name="reserve a new task at once below an intent to cancel",
+        module="_at_once.py",
+        find="if runtime.under_intent(tx.view, found) or runtime.halted(tx.view, found): return",
+        become="if runtime.halted(tx.view, found):\n        return",
+    ),
+    Tooth(
+        name="give the slot of what a batch reserves at once away again",
+        module="_runtime.py",
+        find="self.scheduler.joined(tx.starts)",
+        become="pass",
+    ),
+    Tooth(
+        name="wake a join at once before its last has ended",
+        module="_at_once.py",
+        find="if staged is not None and staged.live: return False",
+        become="if staged is not None and staged.live and len(wait.on) < 2:\n"
+        "                return False",
+    ),
+    Tooth(
+        name="start at once what was blocked or marked meanwhile",
+        module="_at_once.py",
+        find="if found.marked or found.blocked is not None or found.recoveries or found.tries: "
+        "return",
+        become="pass",
+    ),
+    Tooth(
         name="count a duplicate in a join twice",
         module="_awaited.py",
         find="return tuple(found)",
