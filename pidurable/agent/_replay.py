@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pidurable.registry._tool import Tool
 
 Replay = Literal["safe", "reconcile", "interrupt", "park"]
 
@@ -18,6 +21,18 @@ def stricter(stored: str, current: str) -> str:
     return max(
         stored, current, key=lambda policy: _STRICTNESS.get(policy, _STRICTNESS["interrupt"])
     )
+
+
+def policy_of(stored: str, tool: Tool[..., Any] | None) -> str:
+    """What counts for a call whose intent has a policy stored, and whose tool is what it is now.
+
+    A tool that is gone counts as `interrupt`. One that cannot be asked, because it was made
+    something else since, leaves the outcome unknown, which is `interrupt` too.
+    """
+    policy = stricter(stored, "interrupt" if tool is None else tool.replay)
+    if policy == "reconcile" and (tool is None or tool.reconcile is None):
+        return "interrupt"
+    return policy
 
 
 def unknown_text(detail: str | None) -> str:

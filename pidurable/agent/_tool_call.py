@@ -48,7 +48,7 @@ from pidurable.agent._documents import (
 from pidurable.agent._hooks import AfterTool, Ask, BeforeTool, OnAbort, ToolHooks
 from pidurable.agent._nested import stored_result
 from pidurable.agent._permissions import Asked, PermissionRequest, Subject
-from pidurable.agent._replay import stricter, unknown_text
+from pidurable.agent._replay import policy_of, unknown_text
 from pidurable.agent._running_call import RunningCall
 from pidurable.agent._services import Agent, AgentServices
 from pidurable.agent._tool_arguments import invalid_arguments, validated
@@ -321,7 +321,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         """Decide what becomes of a call whose effect may have happened."""
         agent = self._services.resolve(ctx.conversation_id)
         tool = agent.tool(ctx.input.name)
-        policy = stricter(at.replay, "interrupt" if tool is None else tool.replay)
+        policy = policy_of(at.replay, tool)
         if policy == "park":
             await self._park(ctx, at, agent, tool)
             return

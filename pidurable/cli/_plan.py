@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import attrs
 
-from pidurable.agent._replay import stricter
+from pidurable.agent._replay import policy_of
 from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
 from pidurable.records._codes import explain_code
@@ -168,15 +168,15 @@ def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
     tool = next(
         (tool for tool in registry.snapshot.tools() if tool.name == given.get("name")), None
     )
-    if tool is None:
-        return "interrupt", f"{_named(task)} had begun, and its tool is not installed now"
-    policy = stricter(stored, tool.replay)
+    policy = policy_of(stored, tool)
     if policy == "safe":
         return "rerun", f"{_named(task)} had begun, and is safe to run again"
     if policy == "reconcile":
         return "reconcile", f"{_named(task)} had begun, and its tool is asked what became of it"
     if policy == "park":
         return "park", f"{_named(task)} had begun and may have happened: a person is asked"
+    if tool is None:
+        return "interrupt", f"{_named(task)} had begun, and its tool is not installed now"
     return (
         "interrupt",
         f"{_named(task)} had begun and may have happened: not repeated, the model is told",

@@ -27,7 +27,7 @@ from agent_world import World, ask, calls, odd_tool, results, text_of, verify
 from trio.testing import MockClock
 
 from pidurable import Happened, Rerun
-from pidurable.agent import _tool_call
+from pidurable.agent import _replay
 from pidurable.errors import PidurableError
 from pidurable.registry import Tool, ToolCall, ToolResult
 from pidurable.session._seams import Failpoints
@@ -211,16 +211,16 @@ def table(cells: list[Cell]) -> str:
 @contextmanager
 def planted() -> Iterator[None]:
     """Plant a bug: the laxer of the two policies counts."""
-    right = _tool_call.stricter
+    right = _replay.stricter
 
     def laxer(stored: str, current: str) -> str:
         return stored if right(stored, current) != stored else current
 
-    _tool_call.stricter = laxer
+    _replay.stricter = laxer
     try:
         yield
     finally:
-        _tool_call.stricter = right
+        _replay.stricter = right
 
 
 def main() -> int:
