@@ -18,22 +18,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
-import attrs
-
 from pidurable.agent._answered import store_answer, store_deferred
 from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
-    moment_after,
-    next_try,
     no_model,
     stream_answer,
 )
 from pidurable.agent._asking import Observed, commit_observed
 from pidurable.agent._attempts import (
-    append_attempt,
     close_round,
-    estimated_usage,
     keep_leftover,
     keep_partial,
     missing_results,
@@ -66,6 +60,7 @@ from pidurable.agent._documents import (
     address_of,
     update_doc,
 )
+from pidurable.agent._failures import end_unanswered, request_failed
 from pidurable.agent._hooks import GenerationHooks, Stop
 from pidurable.agent._models import Deferred, ModelRequest
 from pidurable.agent._progress import PartialAnswer
@@ -95,11 +90,9 @@ from pidurable.errors import (
     NotJsonError,
 )
 from pidurable.records._entries import Entry
-from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage, Block, Usage
 from pidurable.session._context import ModelContext
 from pidurable.tasks._definition import Task, phase
-from pidurable.tasks._errors import bounded
 
 
 @final
@@ -128,17 +121,19 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         agent = services.resolve(conversation)
         if ctx.input.turn > agent.turns_max:
             detail = f"the run has taken {agent.turns_max} turns, the most allowed"
-            await self._end_unanswered(ctx, "turn_limit", detail)
+            await end_unanswered(self._services, ctx, "turn_limit", detail)
             return
         problem = no_model(services.models, agent.model)
         if problem is not None:
-            await self._end_unanswered(ctx, "no_model", problem)
+            await end_unanswered(self._services, ctx, "no_model", problem)
             return
         assert agent.model is not None
         context = await session.context(conversation)
         if not context.asks_something:
             # An entry with a head has taken the input out of the context.
-            await self._end_unanswered(ctx, "reset", "the context was reset during the run")
+            await end_unanswered(
+                self._services, ctx, "reset", "the context was reset during the run"
+            )
             return
         told = told_by(context)
         env = services.env_for(conversation, agent)
@@ -181,11 +176,11 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         fixed = _fixed_request(at, context)
         await keep_leftover(services, ctx, at.model, fixed)
         if models is None:
-            await self._end_unanswered(ctx, "no_model", NO_MODELS)
+            await end_unanswered(self._services, ctx, "no_model", NO_MODELS)
             return
         request = await request_by_hooks(ctx, fixed, again=lambda: _fixed_request(at, context))
         if isinstance(request, Stop):
-            await self._end_unanswered(ctx, "stopped", request.reason)
+            await end_unanswered(self._services, ctx, "stopped", request.reason)
             return
         request = await with_images(services.session, request)
 
@@ -202,7 +197,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         request = await self._request_of(at.request, ctx)
         await keep_leftover(services, ctx, at.request.model, request)
         if models is None:
-            await self._end_unanswered(ctx, "no_model", NO_MODELS)
+            await end_unanswered(self._services, ctx, "no_model", NO_MODELS)
             return
 
         async def ask(partial: PartialAnswer) -> Asked:
@@ -239,10 +234,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         try:
             answer, refusal = await ask(partial)
         except ModelError as error:
-            await self._failed(at, ctx, error, request, partial, deferred)
+            await request_failed(services, ctx, at, error, request, partial, deferred)
             return
         except (MissingExtraError, NotFoundError) as missing:
-            await self._end_unanswered(ctx, "no_model", str(missing))
+            await end_unanswered(self._services, ctx, "no_model", str(missing))
             return
         finally:
             partial.close()
@@ -268,87 +263,11 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             # Larger than any value may be, or more calls than can be shown: the model's fault,
             # never the store's.
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
-            await self._failed(at, ctx, refused, request, partial)
+            await request_failed(services, ctx, at, refused, request, partial)
             return
         services.session.failpoints.hit("CP1")
 
-    # --- failures ------------------------------------------------------------------------
-
-    async def _failed(
-        self,
-        at: Request,
-        ctx: GenerationContext,
-        error: ModelError,
-        request: ModelRequest,
-        partial: PartialAnswer,
-        deferred: Poll | None = None,
-    ) -> None:
-        """A request failed: try again later if that may help, else end the run."""
-        session = self._services.session
-        conversation = ctx.conversation_id
-        delay, detail = next_try(
-            error, tries=at.tries, settings=ctx.settings, seed=ctx.key(f"retry{at.tries}")
-        )
-        if error.kind == "overflow" and at.overflowed:
-            context = await session.context(conversation, at.cutoff)
-            detail = bounded(cannot_fit(detail, context), ERROR_MESSAGE_BYTES_MAX)
-        usage = estimated_usage(
-            self._services.models,
-            at.model,
-            sent_characters=request_characters(request),
-            received_characters=partial.characters,
-        )
-        if deferred is not None and delay is not None:
-            # Asking again costs nothing: the answer, once it is there, brings what it took.
-            usage = Usage()
-        async with ctx.commit() as tx:
-            append_attempt(
-                tx,
-                conversation,
-                partial.blocks(),
-                status="failed",
-                model=at.model,
-                usage=usage,
-                why=detail,
-            )
-            if error.kind == "overflow" and not at.overflowed:
-                update_doc(tx, LiveDocument, conversation, partial=None)
-                wait_for_room(tx, ctx, at, overflow=detail)
-                return
-            if delay is None:
-                reason = "context_overflow" if error.kind == "overflow" else "model_error"
-                end_run(session, tx, conversation, run_of(ctx), reason=reason, detail=detail)
-                tx.fail(detail, detail={"reason": reason, "kind": error.kind})
-                return
-            until = moment_after(session.clock.now_us(), delay)
-            retry = {
-                "try_number": at.tries + 1,
-                "until_us": int(until.timestamp() * 1e6),
-                "error": detail,
-            }
-            update_doc(tx, LiveDocument, conversation, partial=None, retry=retry)
-            tries = at.tries + 1
-            if deferred is None:
-                again = Retry(tries=tries, compacted=at.compacted, overflowed=at.overflowed)
-                tx.wait(then=again, deadline=until)
-            else:
-                # What the provider works on is not to be begun again: only the asking failed.
-                request_again = attrs.evolve(at, tries=tries)
-                tx.wait(then=attrs.evolve(deferred, request=request_again), deadline=until)
-
-    async def _end_unanswered(self, ctx: GenerationContext, reason: str, detail: str) -> None:
-        """End the run without an answer, for a reason that no retry would change."""
-        detail = bounded(detail, ERROR_MESSAGE_BYTES_MAX)
-        async with ctx.commit() as tx:
-            end_run(
-                self._services.session,
-                tx,
-                ctx.conversation_id,
-                run_of(ctx),
-                reason=reason,
-                detail=detail,
-            )
-            tx.fail(detail, detail={"reason": reason})
+    # --- before the next try -------------------------------------------------------------
 
     @phase
     async def retry_due(self, at: Retry, ctx: GenerationContext) -> None:
@@ -365,7 +284,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             await ctx.goto(Prepare(tries=at.tries, compacted=True, overflowed=at.overflowed))
             return
         context = await self._services.session.context(ctx.conversation_id)
-        await self._end_unanswered(ctx, "context_overflow", cannot_fit(problem, context))
+        await end_unanswered(self._services, ctx, "context_overflow", cannot_fit(problem, context))
 
     # --- tools ---------------------------------------------------------------------------
 
