@@ -464,12 +464,13 @@ class Models:
         """
         provider, model_id = self._find(name)
         prefix = name.partition("/")[0]
-        listed = isinstance(provider, ListsModels)
-        if isinstance(provider, ListsModels) and not provider.has_model(model_id):
-            known = [f"{prefix}/{known}" for known in provider.known_models()]
+        # One look at the whole protocol: each takes as long as what is looked up with it.
+        lister = provider if isinstance(provider, ListsModels) else None
+        if lister is not None and not lister.has_model(model_id):
+            known = [f"{prefix}/{known}" for known in lister.known_models()]
             raise NotFoundError("model", name, _nearest(name, known))
         # A provider with a list of its own is not in a catalogue of vendors, which costs 0.2 s.
-        return lookup(prefix, model_id, self._catalogue.get(name), bundled=not listed)
+        return lookup(prefix, model_id, self._catalogue.get(name), bundled=lister is None)
 
     def _find(self, name: str) -> tuple[Provider, str]:
         prefix, slash, model_id = name.partition("/")
