@@ -11,6 +11,7 @@ import trio
 from agent_world import MODEL, DieAt, FreezeAt, World, ask, calls, run_killed, text_of, verify
 from trio.testing import MockClock
 
+from pidurable.agent import _generation
 from pidurable.agent._script import ScriptedCall, ScriptedError, Step, When
 from pidurable.agent._services import AgentChange
 from pidurable.errors import (
@@ -199,14 +200,13 @@ async def test_a_write_waits_for_the_end_of_a_run_without_calls(autojump_clock: 
     ]
 
 
-@pytest.mark.parametrize("how", ["fails", "is aborted", "task aborted"])
-async def test_writes_are_placed_at_every_end_of_a_run(autojump_clock: MockClock, how: str) -> None:
+@pytest.mark.parametrize("how", ["fails", "is aborted", "task aborted", "faults"])
+async def test_writes_are_placed_at_every_end_of_a_run(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """Failed or aborted, a run's end places the writes; an abort takes back users' items alone."""
-    world = World(
-        failing() if how == "fails" else calls("slow"),
-        "ok",
-        settings=Settings(request_tries=1),
-    )
+    first_steps = {"fails": failing(), "faults": Step(text="ok", delay=2.0)}
+    world = World(first_steps.get(how, calls("slow")), "ok", settings=Settings(request_tries=1))
 
     # C029
     async with world.open() as harness:
@@ -220,7 +220,10 @@ async def test_writes_are_placed_at_every_end_of_a_run(autojump_clock: MockClock
             taken = await root.abort()
         elif how == "task aborted":
             await harness.abort_task(root.live()["run"])
-        await first.wait()
+        with monkeypatch.context() as planted:
+            if how == "faults":
+                planted.setattr(_generation, "store_answer", None)
+            ended = await first.wait()
         written = await note.wait()
         left = (await follow.status()).status
         await harness.wait_for_idle()
@@ -230,6 +233,7 @@ async def test_writes_are_placed_at_every_end_of_a_run(autojump_clock: MockClock
 
     assert written.status == "done"
     assert order[-1] == "test.note: note"
+    assert (ended.reason == "faulted") == (how == "faults")
     assert left == ("unanswered" if how == "is aborted" else "queued")
     assert [each.id for each in taken] == ([follow.id] if how == "is aborted" else [])
     assert last.text == "ok"
