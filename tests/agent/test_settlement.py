@@ -15,8 +15,11 @@ import attrs
 import pytest
 import trio
 from agent_world import DieAt, FreezeAt, World, ask, calls, run_killed, status_of, verify
+from approval_world import GuardedWorld, acts, begin
+from compaction_world import GOOD, compacted, long
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.agent._decisions import Once
 from pidurable.agent._script import ScriptedCall, ScriptedError, Step, When
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
@@ -25,7 +28,7 @@ from pidurable.tasks._runtime import Runtime
 from pidurable.tasks._task_commit import TaskCommit
 from pidurable.tasks._transaction import TaskTransaction
 
-BUILT_IN = ("pi.generation", "pi.tool")
+BUILT_IN = ("pi.generation", "pi.tool", "pi.compaction")
 
 
 class Planted(Exception):
@@ -34,13 +37,14 @@ class Planted(Exception):
 
 @attrs.define(eq=False)
 class Faults:
-    """Raises in place of the nth commit of a built-in task, or right behind it."""
+    """Raises in place of the nth commit of a phase of a built-in task, or right behind it."""
 
     where: str
-    nth: int
+    target: tuple[str, str] | None = None
+    """Kind and phase; None raises nowhere, and only counts."""
+    nth: int = 1
     on: bool = True
-    struck: tuple[str, str] | None = None
-    """The task's kind and phase."""
+    struck: bool = False
     met: list[tuple[str, str]] = attrs.Factory(list)
     """Kind and phase of each commit."""
 
@@ -48,9 +52,10 @@ class Faults:
         """Count the commits of built-in tasks, and raise at the chosen one."""
         if not self.on or where != self.where or phase.info.name not in BUILT_IN:
             return
-        self.met.append((phase.info.name, "abort" if phase.aborting else phase.tag))
-        if len(self.met) == self.nth:
-            self.struck = self.met[-1]
+        place = (phase.info.name, "abort" if phase.aborting else phase.tag)
+        self.met.append(place)
+        if place == self.target and self.met.count(place) == self.nth:
+            self.struck = True
             raise Planted(f"{self.where} commit {self.nth}")
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +129,44 @@ async def recovers(harness: Harness, world: World) -> None:
     await ask(harness, "go")
 
 
+def make_small_world() -> World:
+    """A model with a small window, whose first summary fails at first."""
+    first = Step(error=ScriptedError(retry_after=3.0), text=GOOD)
+    return compacted("fine", summaries=[first], settings=Settings(keep_recent_tokens=1_000))
+
+
+async def makes_room(harness: Harness, world: World) -> None:
+    """A conversation that outgrows its window, and is compacted once more by hand."""
+    root = await harness.root()
+    for number in range(9):
+        await ask(harness, long(number), f"r{number}")
+    await harness.wait_for_task(await root.compact())
+
+
+def make_guarded_world() -> World:
+    """A run whose call a person is asked for."""
+    return GuardedWorld(
+        Step(text="welcome back", when=When(user="carry on")), acts("ship"), "all done"
+    )
+
+
+async def is_asked(harness: Harness, world: World) -> None:
+    """A run whose call waits for a person, and is let through if it ever waits."""
+    submission = await begin(harness)
+    for request in harness.permissions():
+        await harness.decide(request.id, Once())
+    await submission.wait()
+
+
 async def first_life(world: World, program: Any) -> None:
     """What comes before the faults: the death that `recovers` recovers from."""
     if program is recovers:
         await run_killed(world, DieAt(world, "CP3"), program)
 
 
-async def faulted_run(program: Any, faults: Faults) -> None:
+async def faulted_run(make: Callable[[], World], program: Any, faults: Faults) -> None:
     """Play a program with a fault, and look that its conversation is usable then."""
-    world = make_world()
+    world = make()
     await first_life(world, program)
     with pytest.MonkeyPatch.context() as monkeypatch:
         faults.plant(monkeypatch)
@@ -148,33 +182,45 @@ async def faulted_run(program: Any, faults: Faults) -> None:
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize(
-    ("program", "phases"),
+    ("make", "program", "phases"),
     [
-        (runs, {"pi.generation": {"prepare", "request", "retry", "tools"}, "pi.tool": {"call"}}),
-        (is_aborted, {"pi.generation": {"abort"}, "pi.tool": {"abort"}}),
-        (recovers, {"pi.tool": {"execute"}}),
+        (
+            make_world,
+            runs,
+            {"pi.generation": {"prepare", "request", "retry", "tools"}, "pi.tool": {"call"}},
+        ),
+        (make_world, is_aborted, {"pi.generation": {"abort"}, "pi.tool": {"abort"}}),
+        (make_world, recovers, {"pi.tool": {"execute"}}),
+        (make_guarded_world, is_asked, {"pi.tool": {"call", "approval"}}),
+        (
+            make_small_world,
+            makes_room,
+            {"pi.compaction": {"select", "summarize", "retry"}, "pi.generation": {"prepare"}},
+        ),
     ],
 )
 async def test_a_fault_at_any_commit_leaves_the_conversation_usable(
-    autojump_clock: MockClock, where: str, program: Any, phases: Any, slow_run: bool
+    autojump_clock: MockClock, where: str, make: Any, program: Any, phases: Any, slow_run: bool
 ) -> None:
     """Wherever a built-in task faults, its input ends with a reason, and the next is answered.
 
     By default at the first commit of each phase, with `-m slow` at all of them.
     """
-    counted = Faults(where, 0)
-    await faulted_run(program, counted)
+    counted = Faults(where)
+    await faulted_run(make, program, counted)
     for kind, expected in phases.items():
         assert expected <= {phase for each, phase in counted.met if each == kind}
-    chosen = range(len(counted.met)) if slow_run else map(counted.met.index, set(counted.met))
 
-    for place in chosen:
-        faults = Faults(where, place + 1)
-        await faulted_run(program, faults)
-        assert faults.struck == counted.met[place]
+    for target in sorted(set(counted.met)):
+        most = counted.met.count(target) if slow_run else 1
+        for nth in range(1, most + 1):
+            faults = Faults(where, target, nth)
+            await faulted_run(make, program, faults)
+            # What runs side by side commits as often as chance has it.
+            assert faults.struck or nth > 1
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", ["pi.generation", "pi.tool"])
 async def test_an_orphaned_task_leaves_the_conversation_usable(
     autojump_clock: MockClock, kind: str, slow_run: bool
 ) -> None:
@@ -214,7 +260,7 @@ async def test_a_host_that_parks_faults_parks_none_of_the_agent(autojump_clock: 
     world.settings = Settings(on_fault="park")
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        Faults("before", 1).plant(monkeypatch)
+        Faults("before", ("pi.generation", "prepare")).plant(monkeypatch)
         async with world.open() as harness:
             with trio.fail_after(600):
                 settled = await ask(harness, "go")
