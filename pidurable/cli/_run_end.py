@@ -68,8 +68,20 @@ def say_stuck(host: Host, blocked: Sequence[Any]) -> None:
         host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
 
 
-def say_asked(host: Host, options: Options, requests: Sequence[PermissionRequest]) -> None:
-    """Say that nothing moves before a person has decided, and how that is done."""
+def say_asked(
+    host: Host,
+    options: Options,
+    requests: Sequence[PermissionRequest],
+    *,
+    goes_on: str | None = None,
+) -> None:
+    """Say that nothing moves before a person has decided, and how that is done.
+
+    Args:
+        host, options: Of the command.
+        requests: What is open.
+        goes_on: What happens then; by default the command that goes on.
+    """
     if not requests:
         return
     count = len(requests)
@@ -81,7 +93,7 @@ def say_asked(host: Host, options: Options, requests: Sequence[PermissionRequest
     )
     show = options.command("approval", "show", str(requests[0].id))
     host.err(f"  next: decide (`{clean_line(show)}` says how), then")
-    host.err(f"        `{clean_line(options.resume_command)}` goes on")
+    host.err(f"        {goes_on or f'`{clean_line(options.resume_command)}` goes on'}")
 
 
 def _way_out(row: Any) -> str:

@@ -12,13 +12,20 @@ from collections.abc import Awaitable, Callable
 import attrs
 import trio
 
+from pidurable.cli._approvals import asked_lines
 from pidurable.cli._conversations import entry_lines
 from pidurable.cli._errors import Exit
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.cli._outside import live_holder, say_who_is_asked, take_back
 from pidurable.cli._render import clean_line
-from pidurable.cli._run_end import held_back, report, say_stuck, waits_for_others
+from pidurable.cli._run_end import (
+    held_back,
+    report,
+    say_asked,
+    say_stuck,
+    waits_for_others,
+)
 from pidurable.cli._sessions import store_exists
 from pidurable.cli._signals import Interrupts
 from pidurable.errors import StorageAccessError, WaitTimeoutError
@@ -122,6 +129,7 @@ class _Follow:
         submission = await self.handed.submit(self.client, timeout)
         reader, host = self.client.reader, self.host
         shown, looks, stuck = 0, 0, 0
+        told: set[int] = set()
         while True:
             record = await reader.submission(submission)
             if record.entry is not None:
@@ -137,12 +145,26 @@ class _Follow:
                 live = await reader.live(record.conversation_id)
                 if record.status == "queued" and (live or {}).get("run") is None:
                     return await self._report(held_back(record))
+                requests = await reader.permissions(record.conversation_id)
+                for request in requests:
+                    if request.id not in told:
+                        told.add(request.id)
+                        host.err(asked_lines(request, self.options))
+                # Their owners may run, and do nothing but wait for the answer of a sub-agent.
+                asked = {id for each in requests for _, id in (*each.path, ("", each.task))}
                 tasks = await reader.tasks(live=True)
                 blocked = [task for task in tasks if task.blocked]
-                moving = [t for t in tasks if not t.blocked and not waits_for_others(t)]
-                stuck = stuck + 1 if blocked and not moving else 0
+                moving = [
+                    task
+                    for task in tasks
+                    if not task.blocked and task.id not in asked and not waits_for_others(task)
+                ]
+                # Whoever sits at a terminal may decide at another one, and sees the answer here.
+                waits = requests and not host.is_terminal(host.stderr)
+                stuck = stuck + 1 if (blocked or waits) and not moving else 0
                 if stuck >= 2:
                     say_stuck(host, blocked)
+                    say_asked(host, self.options, requests, goes_on=self._goes_on())
                     return Exit.PARKED
             if timeout is not None and trio.current_time() - started >= timeout:
                 host.err(str(WaitTimeoutError("the answer", timeout)), "yellow")

@@ -18,7 +18,7 @@ import trio
 import yaml
 from terminals import terminal
 
-from pidurable import AgentChange, Deny, Once, open_harness
+from pidurable import AgentChange, Deny, Once, Settings, open_harness
 from pidurable.cli import _asking, _run
 from pidurable.cli._asking import decision_of
 from pidurable.registry import ExtensionLoader, Registry
@@ -402,6 +402,26 @@ async def test_a_holder_decides_for_who_asks_beside_it(
     assert after.decided_by == "ann"
     assert isinstance(after.decision, Once if verb == "approve" else Deny)
     assert ledger(guarded) == (["acted"] if verb == "approve" else [])
+
+
+async def test_a_run_beside_a_holder_says_what_waits_and_leaves_with_6(
+    command: Command, guarded: Path
+) -> None:
+    """The holder's call waits for a person: told with the commands, and nobody is waited for."""
+    registry = Registry()
+    ExtensionLoader(registry).load(str(guarded / "guard.py"))
+    store = guarded / ".pidurable" / "session.sqlite"
+    store.parent.mkdir()
+    models = ScriptedModel.load(guarded / "s.yaml", name="m").models()
+    settings = Settings(commands_seconds=0.01)
+    async with open_harness(store, registry=registry, models=models, settings=settings) as harness:
+        await harness.root(agent=AgentChange(model="scripted/m"))
+        found = await trio.to_thread.run_sync(lambda: command("run", "go"))
+        (request,) = harness.permissions()
+
+    assert found.code == 6
+    assert ["approval", "approve", str(request.id)] in commands_in(found.err)
+    assert f"it goes on in process {os.getpid()}" in found.err
 
 
 def test_what_a_typed_line_decides() -> None:

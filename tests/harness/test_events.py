@@ -10,10 +10,12 @@ import pytest
 import trio
 import trio.lowlevel
 from agent_world import MODEL, World, ask, calls, odd_tool
+from approval_world import GuardedWorld, acts
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pidurable.agent._decisions import Once
 from pidurable.agent._documents import LiveDocument, update_doc
-from pidurable.agent._script import ScriptedError, Step
+from pidurable.agent._script import ScriptedError, Step, When
 from pidurable.agent._services import AgentChange
 from pidurable.errors import NotFoundError
 from pidurable.harness._conversation import Conversation
@@ -29,6 +31,8 @@ from pidurable.harness._events import (
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    PermissionAsked,
+    PermissionDecided,
     RetryEnd,
     RetryStart,
     RunEnd,
@@ -43,7 +47,7 @@ from pidurable.harness._events import (
     TurnStart,
     UsageUpdate,
 )
-from pidurable.records._limits import WATCH_FRAMES_MAX
+from pidurable.records._limits import WATCH_FRAMES_MAX, Settings
 
 
 async def collect(
@@ -367,6 +371,63 @@ async def test_a_compaction_is_told_from_its_start_to_its_end(autojump_clock: Mo
         CompactionStart(8, "selecting"),
         CompactionEnd(7),
         CompactionEnd(8),
+    ]
+
+
+# C060
+async def test_what_a_person_is_asked_is_told_in_every_conversation_above(
+    autojump_clock: MockClock,
+) -> None:
+    """A sub-agent's question and its decision come to the root too, and to no bystander."""
+    world = GuardedWorld(
+        Step(calls=acts("ship").calls, when=When(user="leaf", turn=0)),
+        Step(text="leaf done", when=When(user="leaf", turn=1)),
+        Step(calls=calls("subagent", task="leaf").calls, when=When(user="go", turn=0)),
+        Step(text="top", when=When(user="go", turn=1)),
+    )
+    seen: dict[str, list[Any]] = {"root": [], "child": [], "other": [], "late": []}
+
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen["root"])
+        await nursery.start(collect, await harness.create_conversation(), seen["other"])
+        submission = await root.submit("go")
+        await wait_all_tasks_blocked(0.1)
+        (request,) = harness.permissions()
+        child = harness.conversation(request.conversation)
+        await nursery.start(collect, child, seen["child"])
+        await nursery.start(collect, root, seen["late"])
+        decided = await harness.decide(request.id, Once())
+        await submission.wait()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    assert flat(seen["root"], PermissionAsked, PermissionDecided) == [
+        PermissionAsked(request),
+        PermissionDecided(decided),
+    ]
+    assert flat(seen["child"], PermissionAsked, PermissionDecided) == [PermissionDecided(decided)]
+    assert flat(seen["other"], PermissionAsked, PermissionDecided) == []
+    assert [each.permissions for each in flat(seen["late"], Snapshot)] == [(request,)]
+    held = [(e.status, e.held_by) for e in flat(seen["child"], ToolExecutionUpdate)]
+    assert held == [("running", None)]
+    told = json.loads(json.dumps([event_json(e) for e in flat(seen["late"], Snapshot)]))
+    assert told[0]["permissions"][0]["id"] == request.id
+
+
+async def test_calls_that_begin_one_after_the_other_are_told_with_their_arguments(
+    autojump_clock: MockClock,
+) -> None:
+    """In a sequential round each call is told when it begins, long after its answer."""
+    world = World(
+        calls("safe", "safe", what="this"), "done", settings=Settings(sequential_tools=True)
+    )
+    seen = await watched(world, "go")
+    starts = flat(seen, ToolExecutionStart)
+
+    assert [(each.index, each.arguments) for each in starts] == [
+        (0, {"what": "this"}),
+        (1, {"what": "this"}),
     ]
 
 
