@@ -86,6 +86,12 @@ class Court:
         }
         self.read = {marker for request in requests for marker in _inputs_in(request)}
         """What a model was given, be it only to make a summary of it."""
+        self.summarised = {
+            marker
+            for request, answer in zip(requests, given, strict=True)
+            if answer["summary"]
+            for marker in _inputs_in(request)
+        }
         self.first: dict[str, int] = {}
         for number, seen in enumerate(self.inputs):
             for marker in seen:
@@ -283,6 +289,22 @@ def _a_follow_up_joins_no_run(court: Court) -> Iterator[str]:
                 break
 
 
+def _what_a_summary_replaces_was_summarised(court: Court) -> Iterator[str]:
+    for id, conversation in court.conversations.items():
+        start = 0
+        for entry in conversation["entries"]:
+            if entry["head"] is None:
+                continue
+            if entry["kind"] == "pi.compaction":
+                for replaced in conversation["entries"]:
+                    if not start <= replaced["id"] < entry["head"]:
+                        continue
+                    for marker in _inputs_in(replaced["messages"]):
+                        if marker not in court.summarised:
+                            yield f"conversation {id}: {marker} was dropped by entry {entry['id']}"
+            start = max(start, entry["head"])
+
+
 def _nothing_is_left(court: Court) -> Iterator[str]:
     for id, conversation in court.conversations.items():
         if conversation["busy"]:
@@ -398,6 +420,7 @@ CHECKS: tuple[Callable[[Court], Iterator[str]], ...] = (
     _a_write_is_in_the_transcript_once,
     _inputs_come_in_their_order,
     _a_follow_up_joins_no_run,
+    _what_a_summary_replaces_was_summarised,
     _nothing_is_left,
     _effects_happen_as_often_as_they_may,
     _what_ran_was_approved,

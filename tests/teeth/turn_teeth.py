@@ -63,23 +63,21 @@ TEETH = (
     ),
     TurnTooth(
         name="queue the newest first",
-        module="agent/_inbox.py",
-        find="return record.id update_doc(tx, InboxDocument, conversation_id, "
-        "items=[*inbox, item])",
-        become="return record.id\n"
-        "        update_doc(tx, InboxDocument, conversation_id, items=[item, *inbox])",
+        module="agent/_documents.py",
+        find='ops = [{"op": "add", "path": "/items/-", "value": item}]',
+        become='ops = [{"op": "add", "path": "/items/0", "value": item}]',
     ),
     TurnTooth(
         name="leave in the inbox what an abort has given back",
         module="agent/_inbox.py",
-        find="update_doc(tx, InboxDocument, conversation_id, items=writes)",
-        become="update_doc(tx, InboxDocument, conversation_id, items=items)",
+        find="unqueue(tx, conversation_id, ids) withdrawn",
+        become="withdrawn",
     ),
     TurnTooth(
         name="place what was withdrawn",
         module="agent/_inbox.py",
-        find='rest = [item for item in items if item["submission"] != submission_id]',
-        become="rest = list(items)",
+        find="unqueue(tx, record.conversation_id, {submission_id})",
+        become="",
     ),
     TurnTooth(
         name="let follow-ups join the run",
@@ -158,6 +156,49 @@ TEETH = (
         module="agent/_tool_call.py",
         find="if decision.block is not None:",
         become="if False:",
+    ),
+    TurnTooth(
+        name="run what a person has denied",
+        module="agent/_permissions.py",
+        find='"granted" if isinstance(decision, GRANTING) else "denied"',
+        become='"granted"',
+    ),
+    TurnTooth(
+        name="let a yes hold for another version of the tool",
+        module="agent/_approval.py",
+        find="and given.digest == asked.digest",
+        become="",
+    ),
+    TurnTooth(
+        name="take a second decision",
+        module="agent/_permissions.py",
+        find='if state != "open": raise AlreadyDecidedError',
+        become='if state == "closed":\n            raise AlreadyDecidedError',
+    ),
+    TurnTooth(
+        name="take a call for granted that no grant covers",
+        module="agent/_approval.py",
+        find="if grant is not None: note_use(tx, task=task, conversation=conversation, asked=asked",
+        become="grant = grant or int(ctx.task_id)\n        if grant is not None:\n"
+        "            note_use(tx, task=task, conversation=conversation, asked=asked",
+    ),
+    TurnTooth(
+        name="make a nested call anew when its caller runs again",
+        module="agent/_nested.py",
+        find='task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")',
+        become="task = tx.create_task(ToolTask, given)",
+    ),
+    TurnTooth(
+        name="leave the newest messages out of a summary that replaces them",
+        module="agent/_compaction_text.py",
+        find="for place in range(at.message, stop):",
+        become="for place in range(at.message, stop - 3):",
+    ),
+    TurnTooth(
+        name="keep a compaction for ever",
+        module="agent/_compaction.py",
+        find="tx.wait(then=waiting, on=[record.id])",
+        become="tx.wait(then=waiting, signals=True)",
     ),
 )
 
