@@ -220,7 +220,9 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         """The tool cannot tell whether its effect happened: as if found after a crash, once."""
         detail = bounded(str(raised.detail), ERROR_MESSAGE_BYTES_MAX)
         if at.unknown is not None:
-            return with_output(error_result("interrupted", unknown_text(detail)), call.progress)
+            return with_output(
+                error_result("interrupted", unknown_text(detail), failed=True), call.progress
+            )
         async with ctx.commit() as tx:
             call.progress.write(tx)
             tx.goto(attrs.evolve(at, unknown=detail))
@@ -354,10 +356,13 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             call.progress.close()
 
     def _interrupted(self, ctx: ToolContext, at: Execute, said: str = "") -> FinalResult:
-        """The outcome is unknown; what the call had put out is told with it."""
+        """The outcome is unknown; what the call had put out is told with it.
+
+        The call ends failed: nobody is left to hear of what it owns, which is to do nothing more.
+        """
         text = f"{unknown_text(at.unknown)} {said}".rstrip()
         slot = _slot(self._services.session, ctx)
-        return with_committed(error_result("interrupted", text), slot)
+        return with_committed(error_result("interrupted", text, failed=True), slot)
 
     async def _clear_output(self, ctx: ToolContext) -> None:
         """The run that follows puts everything out again."""

@@ -23,6 +23,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._script import Step, When
 from pidurable.agent._tool_arguments import validated
 from pidurable.errors import InvalidArgumentError, NotJsonError, OwnedTooDeepError
 from pidurable.harness._open import Harness
@@ -435,6 +436,38 @@ async def test_deep_values_come_back_from_nested_calls(autojump_clock: MockClock
     assert got[-1] == (200, "tool_error")
     assert {code for _, code in got} == {None, "tool_error"}
     assert all(task.outcome.status in ("completed", "failed") for task in tasks)
+
+
+@pytest.mark.parametrize("owned", ["nested", "sub-agent"])
+async def test_what_an_interrupted_call_owned_does_nothing_more(
+    autojump_clock: MockClock, owned: str
+) -> None:
+    """A caller that may not begin again hears of nothing any more: what it began is aborted."""
+    step = Step(calls=calls("slow").calls, when=When(user="the task"))
+    world = World(step, calls("odd"), "ok")
+
+    async def body(call: ToolCall) -> str:
+        if owned == "nested":
+            return (await call.execute_tool("slow", {})).text
+        child = await call.child()
+        return (await (await child.submit("the task", request_id=call.key("x"))).wait()).text
+
+    world.install(odd_tool(body))
+    async with world.open() as harness:
+        await (await harness.root()).submit("go", request_id="r1")
+        await world.reached.wait()
+    async with world.open() as harness:
+        with trio.fail_after(100):
+            outcome = await ask(harness, "go")
+            await harness.wait_for_idle()
+        await verify(world, harness)
+        (result,) = await results(harness)
+        ended = {task.kind: task.outcome.status for task in harness.tasks() if task.owner}
+        slow = [task for task in harness.tasks() if task.input.get("name") == "slow"]
+
+    assert (outcome.text, result.code) == ("ok", "interrupted")
+    assert [task.outcome.status for task in slow] == ["aborted"]
+    assert ended["pi.tool"] == "aborted"
 
 
 async def test_a_nested_call_that_faults_is_an_unknown_outcome(

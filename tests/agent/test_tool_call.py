@@ -456,7 +456,7 @@ async def test_an_unknown_outcome_is_told_once(autojump_clock: MockClock) -> Non
     assert (interrupted.code, len(ran)) == ("interrupted", 1)
     assert "the server hung up." in text_of(interrupted)
     assert "sent it" in text_of(interrupted)
-    assert outcome.status == "completed"
+    assert outcome.status == "failed"
 
     safe, _, _ = await run_odd(body, replay="safe")
     assert (safe.code, len(ran)) == ("interrupted", 3)
