@@ -95,12 +95,16 @@ class Story:
 
     def tell(self, events: Iterable[Event]) -> list[str]:
         """Take the events of one commit; return the lines that stay."""
+        events = list(events)
+        # An answer without calls ends its run, unless a hook goes on with it.
+        ends = not any(isinstance(event, TurnStart) for event in events)
+        ends = ends or any(isinstance(event, RunEnd) for event in events)
         lines: list[str] = []
         for event in events:
-            lines += self._tell(event)
+            lines += self._tell(event, ends=ends)
         return lines
 
-    def _tell(self, event: Event) -> list[str]:
+    def _tell(self, event: Event, *, ends: bool) -> list[str]:
         match event:
             case Snapshot():
                 return self._adopt(event)
@@ -117,7 +121,7 @@ class Story:
                 self.text = (self.text + event.text)[-TEXT_KEPT_CHARS:]
             case MessageEnd():
                 self.text = self.kind = ""
-                return _answer_lines(event.entry)
+                return _answer_lines(event.entry, ends=ends)
             case ToolExecutionStart():
                 call = RunningCall(
                     event.task, event.index, event.name, event.arguments, self.clock()
@@ -233,7 +237,7 @@ def reason_text(reason: str | None, detail: str | None) -> str:
     return text
 
 
-def _answer_lines(entry: Entry) -> list[str]:
+def _answer_lines(entry: Entry, *, ends: bool) -> list[str]:
     """What stays of an answer on the way to the last one, or of one that was cut."""
     lines: list[str] = []
     for message in entry.messages:
@@ -241,7 +245,7 @@ def _answer_lines(entry: Entry) -> list[str]:
             continue
         if message.status == "complete":
             # Without calls it is the final answer, which is the result and not told here.
-            if message.tool_calls and message.text.strip():
+            if (message.tool_calls or not ends) and message.text.strip():
                 lines += clean(message.text).strip().split("\n")
         elif message.status == "deferred":
             lines.append("the provider answers later, and is asked for it again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pidurable.cli._story import Story
-from pidurable.harness._events import MessageEnd, ToolExecutionEnd
+from pidurable.harness._events import MessageEnd, RunEnd, ToolExecutionEnd, TurnStart
 from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, TextBlock, ToolResultMessage, Usage
 
@@ -48,3 +48,31 @@ def test_an_answer_that_comes_later_is_not_called_cut(blocks: tuple[TextBlock, .
     lines = Story(clock=lambda: 0.0).tell([MessageEnd(entry)])
 
     assert lines == ["the provider answers later, and is asked for it again"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_answer_that_a_hook_goes_on_with_is_told(goes_on: bool) -> None:
+    """The last answer is told as the result; one that is followed by a turn is told on the way."""
+    message = AssistantMessage(
+        blocks=(TextBlock(text="I am done."),),
+        status="complete",
+        stop_reason="stop",
+        model="m",
+        usage=Usage(),
+        at_us=0,
+    )
+    entry = Entry(
+        id=2,
+        conversation_id=1,
+        seq=2,
+        kind="pi.assistant",
+        messages=(message,),
+        by_task=9,
+        at_us=0,
+    )
+    next_turn = TurnStart(9, 2, 11)
+    ended = [] if goes_on else [RunEnd(9, "done", None, None)]
+
+    lines = Story(clock=lambda: 0.0).tell([MessageEnd(entry), *ended, next_turn])
+
+    assert ("I am done." in lines) == goes_on
