@@ -4,15 +4,18 @@
     python tests/verify/commands.py --plant "answer apart"      must print FAIL
 
 The holder works on a store, with commits of its own every few milliseconds. Outsiders hand in
-signals, forks and commands that are refused, several at a time. All are disturbed: outsiders are
-stopped (SIGSTOP) and continued, and killed and begun again, at random moments and between the calls
-by which they hand in; the holder is killed, also around the commit of an answer, and opened again.
+signals, forks, decisions and commands that are refused, several at a time. All are disturbed:
+outsiders are stopped (SIGSTOP) and continued, and killed and begun again, at random moments and
+between the calls by which they hand in; the holder is killed, also around the commit of an answer,
+and opened again.
+
 In the end the logs of the outsiders are held against the store:
 
 * each effect is there once at most (`twice=0`), and once where an answer was told or stored;
 * what was handed in and not withdrawn has an answer once the box is empty (`lost=0`);
 * what was withdrawn for certain has neither answer nor effect;
-* what is refused has its error for an answer, and no file is taken for a bad one.
+* what is refused has its error for an answer, and no file is taken for a bad one;
+* of all who decide a permission request one is first, and its grant is given once.
 
 That the holder never waits for an outsider is measured in one run: how long its own commits take
 before there is any outsider, and while all of them stand still at whatever point they were
@@ -35,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +49,9 @@ import trio
 from commands_life import PLANTS, Counter as CountingTask
 
 from pidurable import Extension, Registry, open_harness
+from pidurable.agent._grants import grants_addresses, stored_grants
+from pidurable.agent._permissions import Asked, open_request, stored_request
+from pidurable.session import _documents
 from pidurable.storage import SqliteStorage
 
 HERE = Path(__file__).parent
@@ -58,6 +64,22 @@ HOLDER_KILLS = 6
 RATIO_MAX = 3.0
 """Of commits beside stopped outsiders to commits alone, on a machine that does other things."""
 SECONDS_MAX = 1_200.0
+ASKED = Asked(
+    subject="call",
+    tool="act",
+    extension="verify",
+    arguments={},
+    text="act",
+    matchable=True,
+    digest="0" * 64,
+    place="here",
+    directory="/",
+    boundary="none",
+    risk="low",
+    reason="",
+    principal="",
+    expires_us=None,
+)
 
 
 @attrs.define(eq=False)
@@ -83,6 +105,8 @@ class Run:
         self.commands, self.outsiders, self.plant = commands, outsiders, plant
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
+        self.requests: list[int] = []
+        """Permission requests that outsiders decide, each of them all."""
         self.children: dict[int, Child] = {}
         self.holder: Child | None = None
         self.quiet = (0.0, 0.0)
@@ -124,6 +148,7 @@ class Run:
             "log": str(self.folder / f"outsider.{who}"),
             "who": who,
             "commands": self.open_commands(who),
+            "requests": self.requests,
             "seed": self.draw.getrandbits(32),
         }
         self.children[who] = self.begin(facts)
@@ -169,7 +194,11 @@ class Run:
         async with open_harness(self.store, registry=registry) as harness:
             root = await harness.root()
             for number in range(TASKS):
-                await root.create_task(CountingTask, f"{number}")
+                task = await root.create_task(CountingTask, f"{number}")
+            for _ in range(self.commands // self.outsiders // 10 + 1):
+                async with harness.commit() as tx:
+                    id = open_request(tx, task=task, conversation=root.id, asked=ASKED)
+                self.requests.append(id)
 
     def disturb(self) -> None:
         """Stop, continue, kill and begin again until every outsider is done."""
@@ -278,6 +307,7 @@ class Run:
         forks = Counter(each.id for each in self.conversations(storage) if each.parent == root.id)
         told = self.told()
         given: list[int] = []
+        decided: defaultdict[int, list[str]] = defaultdict(list)
         for key, what in told.items():
             row = storage.command(key)
             answer = None if row is None else json.loads(row.answer)
@@ -289,8 +319,11 @@ class Run:
             kind = what["asks"]["kind"]
             if kind == "bad" and answer is not None and not refused:
                 yield f"{key}: a command that must be refused was applied"
-            if kind != "bad" and refused:
+            late = kind == "decide" and refused and "AlreadyDecided" in row.answer
+            if kind != "bad" and refused and not late:
                 yield f"{key}: refused with {answer}"
+            if kind == "decide" and answer is not None and not refused:
+                decided[what["asks"]["request"]].append(key)
             count = effects[key] if kind == "signal" else 0
             self.counts["twice"] += count > 1
             if count > 1:
@@ -312,10 +345,36 @@ class Run:
         if len(set(given)) != len(given) or not set(given) <= set(forks):
             self.counts["lost"] += 1
             yield "forks that answers name are missing, or named twice"
+        yield from self.wrong_decisions(storage, told, decided)
         ends = Counter(path.suffix for path in Path(f"{self.store}.commands").iterdir())
         self.counts["parts"] = ends.pop(".part", 0)
         if ends:
             yield f"left in the folder: {dict(ends)}"
+
+    def wrong_decisions(
+        self,
+        storage: SqliteStorage,
+        told: dict[str, dict[str, Any]],
+        decided: dict[int, list[str]],
+    ) -> Iterator[str]:
+        """Each request is decided by one command, which is told so, and gives one grant."""
+        values = [_documents.load(storage, each) for each in grants_addresses(storage)]
+        documents = [None if value is None else value.value for value in values]
+        grants = Counter(grant.request for grant in stored_grants(documents, 0))
+        for id in self.requests:
+            request = stored_request(storage, id)
+            assert request is not None
+            winners = decided.get(id, [])
+            self.counts["decided"] += len(winners) == 1
+            if len(winners) > 1 or grants[id] > 1:
+                self.counts["twice"] += 1
+                yield f"request {id}: decided by {winners}, which gave {grants[id]} grants"
+            elif [request.decided_by] != winners and (request.state != "open" or winners):
+                self.counts["lost"] += 1
+                yield f"request {id}: {request.state} by {request.decided_by}, told {winners}"
+            elif grants[id] != len(winners):
+                self.counts["lost"] += 1
+                yield f"request {id}: decided by {winners}, which gave {grants[id]} grants"
 
     def unanswered(self, key: str, what: dict[str, Any], answered: bool) -> Iterator[str]:
         """What a command that was told about may not be."""
@@ -418,7 +477,7 @@ def main(argv: list[str] | None = None) -> int:
     facts = " ".join(
         f"{name.replace(' ', '_')}={counts[name]}"
         for name in (
-            *("sent", "applied", "refused", "not_seen", "twice", "lost"),
+            *("sent", "applied", "refused", "decided", "not_seen", "twice", "lost"),
             *("stops", "outsider died", "holder killed", "holder died", "parts"),
         )
     )

@@ -22,6 +22,7 @@ import trio
 
 from pidurable import (
     Extension,
+    Pattern,
     Registry,
     Settings,
     Task,
@@ -32,7 +33,9 @@ from pidurable import (
     open_harness,
     phase,
 )
+from pidurable.agent._permissions import Permissions
 from pidurable.errors import (
+    AlreadyDecidedError,
     NotFoundError,
     PidurableError,
     StorageHeldError,
@@ -148,7 +151,13 @@ def plant_forget_first(points: DieAt) -> None:
     Commands._apply_taken = first  # type: ignore[method-assign]
 
 
+def plant_decide_again(points: DieAt) -> None:
+    """The bug: whoever decides does not look whether somebody was faster."""
+    Permissions._check_open = lambda *_: None  # type: ignore[method-assign,assignment]
+
+
 PLANTS: dict[str, Callable[[DieAt], None]] = {
+    "decide again": plant_decide_again,
     "answer apart": plant_answer_apart,
     "forget first": plant_forget_first,
 }
@@ -212,8 +221,13 @@ def stop_inside_calls(draw: random.Random) -> None:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
-async def ask(store: Path, log: Log, who: int, commands: list[int], seed: int) -> None:
-    """Hand in commands, some at a time, and say what was told of each."""
+async def ask(
+    store: Path, log: Log, who: int, commands: list[int], seed: int, requests: list[int]
+) -> None:
+    """Hand in commands, some at a time, and say what was told of each.
+
+    Every outsider decides the same permission requests, in the same order: one of them is first.
+    """
     draw = random.Random(seed)
     stop_inside_calls(random.Random(seed + 1))
     waiting = iter(commands)
@@ -225,18 +239,25 @@ async def ask(store: Path, log: Log, who: int, commands: list[int], seed: int) -
             key = f"{who}.{number}"
             timeout = draw.choice(TIMEOUT_SECONDS)
             kind = ("fork", "bad")[number % 20 // 10] if number % 10 == 0 else "signal"
-            log.note(what="asks", key=key, kind=kind)
+            request = requests[number // 10 % len(requests)]
+            if number % 10 == 5:
+                kind = "decide"
+            log.note(what="asks", key=key, kind=kind, request=request)
             given: Any = None
             try:
                 if kind == "fork":
                     given = await client.fork(root, key=key, timeout=timeout)
+                elif kind == "decide":
+                    # A pattern gives a grant besides, which could be given twice.
+                    decision = Pattern("*")
+                    await client.decide(request, decision, by=key, key=key, timeout=timeout)
                 elif kind == "bad":
                     await client.abort_task(1, key=key, timeout=timeout)
                 else:
                     task = tasks[number % len(tasks)]
                     # Not `signal`: the key of the signal would hide that it was applied twice.
                     await client.signal_tasks([task], "see", key, key=key, timeout=timeout)
-            except UnknownTaskError:
+            except (UnknownTaskError, AlreadyDecidedError):
                 log.note(what="answered", key=key, given="refused")
             except WaitTimeoutError:
                 log.note(what="not seen", key=key)
@@ -268,7 +289,8 @@ def main(given: dict[str, Any]) -> None:
     if given["role"] == "holder":
         trio.run(hold, store, log, given["seed"], given["dies"], given["plant"])
     else:
-        trio.run(ask, store, log, given["who"], given["commands"], given["seed"])
+        numbers = (given["who"], given["commands"], given["seed"])
+        trio.run(ask, store, log, *numbers, given["requests"])
 
 
 if __name__ == "__main__":

@@ -39,10 +39,15 @@ def test_commands_are_applied_once_whoever_is_stopped_or_killed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
 @pytest.mark.parametrize(
-    ("plant", "unsaid"), [("answer apart", " twice=0 "), ("forget first", " lost=0 ")]
+    ("plant", "unsaid"),
+    [
+        ("answer apart", " twice=0 "),
+        ("forget first", " lost=0 "),
+        ("decide again", " twice=0 "),
+    ],
 )
 def test_a_command_that_is_not_one_commit_is_found(plant: str, unsaid: str) -> None:
-    """The controls: an answer in a commit of its own, and a box that forgets too early."""
+    """The controls: an answer by itself, a box that forgets too early, a decision of two."""
     done = run_proof("--plant", plant, PIDURABLE_COMMANDS="400", PIDURABLE_COMMANDS_OUTSIDERS="4")
 
     assert done.returncode == 1, done.stdout + done.stderr
