@@ -225,7 +225,7 @@ def planted() -> Iterator[None]:
 
 def main() -> int:
     """Print the table and the verdict."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Play the replay matrix.")
     parser.add_argument("--control", action="store_true", help="plant a bug; it must be seen")
     control = parser.parse_args().control
     logging.disable(logging.CRITICAL)
