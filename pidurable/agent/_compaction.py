@@ -327,6 +327,9 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         delay, detail = next_try(
             error, tries=work.tries, settings=ctx.settings, seed=ctx.key(f"retry{work.tries}")
         )
+        if work.is_deferred and delay is not None:
+            # Asking again costs nothing: the answer, once it is there, brings what it took.
+            usage = Usage()
         smaller = min(_left(work), text_tokens(part.text)) // 2
         if error.kind == "overflow" and smaller >= PART_TOKENS_MIN:
             size = smaller + text_tokens(work.so_far or "")

@@ -302,7 +302,9 @@ async def test_a_stream_that_is_cut_is_charged_and_made_again(autojump_clock: Mo
 
 async def test_a_summary_may_be_answered_later(autojump_clock: MockClock) -> None:
     """A provider that defers its answer is asked again, also after a restart."""
-    deferred = Step(text=GOOD, defer=Defer(polls=2, seconds=30.0))
+    deferred = Step(
+        text=GOOD, defer=Defer(polls=2, seconds=30.0, error=ScriptedError(detail="busy"))
+    )
     world = compacted("fine", summaries=[deferred], settings=BLOCKING)
 
     async with world.open() as harness:
@@ -312,12 +314,14 @@ async def test_a_summary_may_be_answered_later(autojump_clock: MockClock) -> Non
     async with world.open() as harness:
         settled = await ask(harness, long(9), "r9")
         (outcome,) = outcomes(harness)
+        usage = (await harness.root()).usage()["models"][MODEL]
         await verify(world, harness)
 
     assert settled.status == "done"
     assert outcome.result.status == "applied"
     assert len(summary_requests(world)) == 1
-    assert len(world.model.polls) == 2
+    assert len(world.model.polls) == 4
+    assert usage["requests"] == len(world.model.requests)
 
 
 async def test_a_deferred_summary_that_nobody_waits_for_is_cancelled(

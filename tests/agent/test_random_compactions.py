@@ -201,10 +201,11 @@ def play_all(seeds: range) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_no_program_loses_anything_to_a_compaction(slow_run: bool) -> None:
     """Inputs, compactions, aborts, crashes and bad summaries, by seed: all comes to rest."""
     # C038, C040, C042
-    asked = play_all(range(1_000 if slow_run else 8))
+    asked = play_all(range(600 if slow_run else 8))
 
     assert asked > 5
 
