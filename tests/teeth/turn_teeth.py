@@ -17,6 +17,7 @@ import attrs
 from teeth import CHECKOUT, Bite, BluntToothError, differences_in, play_planted, show_all
 
 RUNNER = CHECKOUT / "tests" / "agent" / "turn_programs.py"
+TREE = RUNNER.with_name("subagent_tree.py")
 PROGRAMS_MAX = 400
 SECONDS_MAX = 150.0
 
@@ -31,6 +32,8 @@ class TurnTooth:
     find: str
     """Text that occurs exactly once; blanks and line ends count as one blank."""
     become: str
+    tree: bool = False
+    """Whether it is to be found by the tree of sub-agents."""
 
     def plant(self, package: Path) -> None:
         """Change a copy of the package."""
@@ -200,12 +203,21 @@ TEETH = (
         find="tx.wait(then=waiting, on=[record.id])",
         become="tx.wait(then=waiting, signals=True)",
     ),
+    TurnTooth(
+        name="give a call that runs again another child",
+        module="harness/_conversation.py",
+        find="id = tx.create_conversation(key=key)",
+        become="id = tx.create_conversation()",
+        tree=True,
+    ),
 )
 
 
 def bite(tooth: TurnTooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
     """Play programs against a copy of the package, until one fails; a tooth is planted, or none."""
     started = time.perf_counter()
+    if tooth is not None and tooth.tree:
+        return _bite_tree(tooth)
     command = [sys.executable, str(RUNNER), str(programs), "0", "--tries", "0"]
     said = play_planted([*command, "--seconds", f"{SECONDS_MAX}"], tooth)
     if said is None:
@@ -215,6 +227,25 @@ def bite(tooth: TurnTooth | None, *, programs: int = PROGRAMS_MAX) -> Bite:
         tooth=tooth,
         caught=differences_in(said, tooth),
         said=first[:160],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _bite_tree(tooth: TurnTooth) -> Bite:
+    """Grow small trees of sub-agents on a copy with a tooth in it, until one is not right."""
+    started = time.perf_counter()
+    said = ""
+    for seed in range(3):
+        said = play_planted(
+            [sys.executable, str(TREE), "6", f"{seed}", "--widths", "2", "2"], tooth
+        )
+        said = "FAIL: it does not come to rest" if said is None else said.strip()
+        if not said.endswith("PASS"):
+            break
+    return Bite(
+        tooth=tooth,
+        caught=not said.endswith("PASS"),
+        said=said.splitlines()[-1][:160],
         seconds=time.perf_counter() - started,
     )
 
