@@ -18,6 +18,7 @@ from pidurable.cli._app_approvals import approval_app
 from pidurable.cli._app_conversations import add_conversation_writes
 from pidurable.cli._app_parameters import (
     Cwd,
+    Events,
     Extensions,
     Model,
     NoQuestions,
@@ -106,6 +107,7 @@ def _add_run(app: App, host: Host) -> None:
         timeout: Timeout = None,
         go_on: Annotated[bool, Parameter(name="--continue", negative="")] = False,
         no_questions: NoQuestions = False,
+        events: Events = False,
     ) -> int:
         """Hand a prompt to the agent, show its work, and print its answer.
 
@@ -139,6 +141,7 @@ def _add_run(app: App, host: Host) -> None:
                 request_id=request_id,
                 go_on=go_on,
                 questions=not no_questions,
+                events=events,
             )
         )
 
@@ -156,6 +159,7 @@ def _add_resume(app: App, host: Host) -> None:
         output: Output = None,
         timeout: Timeout = None,
         no_questions: NoQuestions = False,
+        events: Events = False,
     ) -> int:
         """Go on with what a dead, stopped or interrupted process left behind.
 
@@ -179,7 +183,12 @@ def _add_resume(app: App, host: Host) -> None:
         )
         return run_trio(
             functools.partial(
-                resume_work, host, options, plan_only=plan, questions=not no_questions
+                resume_work,
+                host,
+                options,
+                plan_only=plan,
+                questions=not no_questions,
+                events=events,
             )
         )
 

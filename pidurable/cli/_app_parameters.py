@@ -56,6 +56,14 @@ NoQuestions = Annotated[
         "crash interrupted stays unknown.",
     ),
 ]
+Events = Annotated[
+    bool,
+    Parameter(
+        name="--events",
+        negative="",
+        help="Write what happens to stdout, as one JSON object a line; the last is the result.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     Parameter(name="--timeout", help="Most seconds to wait; then exit 8. [env: PIDURABLE_TIMEOUT]"),

@@ -20,6 +20,7 @@ from pidurable.cli._render import clean_line, duration, tail
 from pidurable.cli._signals import Interrupts
 from pidurable.cli._story import RunningCall, Story
 from pidurable.harness._conversation import Conversation
+from pidurable.harness._event_json import event_json
 from pidurable.harness._events import Event
 from pidurable.harness._open import Harness
 
@@ -84,7 +85,7 @@ async def following(
     """
     watched = Watched(Story(asked=asked))
     async with conversation.events() as events, trio.open_nursery() as nursery:
-        if host.is_terminal(host.stderr):
+        if host.is_terminal(host.stderr) and not host.events:
             await nursery.start(_show_live, host, harness, watched, events, interrupts)
         else:
             nursery.start_soon(_show_lines, host, watched, events)
@@ -96,6 +97,7 @@ async def _show_lines(
     host: Host, watched: Watched, events: AsyncIterator[tuple[Event, ...]]
 ) -> None:
     async for batch in events:
+        host.out_events(map(event_json, batch))
         lines = watched.tell(batch)
         if lines:
             host.err(lines)

@@ -39,6 +39,8 @@ class Host:
     failpoints: Failpoints | None = None
     above: Callable[[Iterable[str], str], None] | None = None
     """While a live display is on: how lines get above it."""
+    events: bool = False
+    """Whether what happens is written to stdout too, as one JSON object a line."""
     gone: bool = False
     """Nobody reads stderr any more (the terminal was closed); the work goes on all the same."""
 
@@ -118,6 +120,12 @@ class Host:
             value, ensure_ascii=self.stdout.isatty(), indent=2 if self.stdout.isatty() else None
         )
         self.out(text)
+
+    def out_events(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Write events as JSON lines, if they are wanted; whoever reads them is a program."""
+        if self.events:
+            ascii_only = self.stdout.isatty()
+            self.out(json.dumps(event, ensure_ascii=ascii_only) for event in events)
 
     # --- input -----------------------------------------------------------------------
 

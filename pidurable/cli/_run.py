@@ -70,8 +70,10 @@ async def run_prompt(
     request_id: str | None,
     go_on: bool,
     questions: bool = True,
+    events: bool = False,
 ) -> int:
     """Hand a prompt to the root conversation, follow its run, and give back the answer."""
+    host.events = events
     if prompt == STDIN:
         prompt = await trio.to_thread.run_sync(host.read_stdin)
     _check_prompt(prompt)
@@ -195,9 +197,15 @@ async def _refuse_held(reader: Reader) -> None:
 
 
 async def resume_work(
-    host: Host, options: Options, *, plan_only: bool, questions: bool = True
+    host: Host,
+    options: Options,
+    *,
+    plan_only: bool,
+    questions: bool = True,
+    events: bool = False,
 ) -> int:
     """Say what was interrupted and what becomes of it; then go on with it."""
+    host.events = events
     if not store_exists(options.store):
         raise missing_store(options.store)
     registry = load_registry(options)

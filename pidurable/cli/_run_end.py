@@ -115,7 +115,10 @@ async def report(
 ) -> int:
     """Write the answers to stdout and say by the exit code how it went."""
     codes = [_code(each) for each in settled]
-    if options.output == "json":
+    if host.events:
+        results = [{"type": "result", **await _settled_json(entries, each)} for each in settled]
+        host.out_events(results)
+    elif options.output == "json":
         found = [await _settled_json(entries, each) for each in settled]
         host.out_json(found[0] if single else {"submissions": found})
     elif options.output == "ids":

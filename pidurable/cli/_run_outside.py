@@ -30,6 +30,8 @@ from pidurable.cli._sessions import store_exists
 from pidurable.cli._signals import Interrupts
 from pidurable.errors import StorageAccessError, WaitTimeoutError
 from pidurable.harness._client import Client, open_client
+from pidurable.harness._event_json import event_json
+from pidurable.harness._event_making import entry_event
 from pidurable.harness._reader import HolderView
 from pidurable.harness._submission import Settled
 from pidurable.records._entries import Entry
@@ -135,6 +137,7 @@ class _Follow:
             if record.entry is not None:
                 shown = max(shown, record.entry)
                 for entry in await self._newer(record.conversation_id, shown):
+                    host.out_events([event_json(entry_event(entry))])
                     host.err(entry_lines(entry), "dim")
                     shown = entry.id
             if record.status in ("done", "unanswered"):

@@ -78,7 +78,7 @@ def events_of(happened: Happened) -> tuple[Event, ...]:
     """What one commit means for one conversation, in the order in which it is told."""
     entries, submissions = happened.entries, happened.submissions
     before, after = _step(happened, _LIVE)
-    events: list[Event] = [_entry_event(entry) for entry in entries]
+    events: list[Event] = [entry_event(entry) for entry in entries]
     events += _agent_events(happened)
     events += _usage_events(happened)
     events += happened.failed
@@ -102,7 +102,8 @@ def _step(happened: Happened, name: str) -> tuple[dict[str, Any], dict[str, Any]
     return before or empty, after or empty
 
 
-def _entry_event(entry: Entry) -> Event:
+def entry_event(entry: Entry) -> Event:
+    """What is told of one more entry."""
     for message in kept_messages(entry):
         if isinstance(message, AssistantMessage):
             return MessageEnd(entry)

@@ -81,6 +81,20 @@ def test_json_is_one_object_with_the_whole_result(command, script) -> None:
     assert usage["output_tokens"] > 0
 
 
+def test_events_are_json_lines_and_the_last_is_the_result(command, script) -> None:
+    """A program that reads lines sees all that happens, and then what came of it."""
+    found = command("run", "do it", "--script", str(script), "--events")
+    told = [json.loads(line) for line in found.out.splitlines()]
+    types = [each["type"] for each in told]
+
+    assert found.code == 0
+    assert (types[0], types[-2], types[-1]) == ("snapshot", "run_end", "result")
+    assert types.count("tool_execution_end") == 1
+    assert told[-1]["status"] == "done"
+    assert told[-1]["text"].startswith("It is ")
+    assert "run 4 began" in found.err
+
+
 def test_the_next_prompt_goes_on_in_the_same_conversation(command, script, tmp_path) -> None:
     """A second run finds the first one's history, model and folder."""
     command("run", "do it", "--script", str(script))
