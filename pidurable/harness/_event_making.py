@@ -257,9 +257,7 @@ def _call_update(old: dict[str, Any], call: dict[str, Any]) -> ToolExecutionUpda
         status=call["status"],
         held_by=call["held_by"],
         details=None if call["details"] == old["details"] else copied_json(call["details"]),
-        diagnostics=tuple(
-            copied_json(each) for each in call["diagnostics"] if each not in old["diagnostics"]
-        ),
+        diagnostics=_new_diagnostics(old["diagnostics"], call["diagnostics"]),
     )
     changed = (
         text != shown
@@ -268,3 +266,11 @@ def _call_update(old: dict[str, Any], call: dict[str, Any]) -> ToolExecutionUpda
         or (update.status, update.held_by) != (old["status"], old["held_by"])
     )
     return update if changed else None
+
+
+def _new_diagnostics(before: list[Any], after: list[Any]) -> tuple[Any, ...]:
+    """The remarks that have come, also one that was made before; the last of many is a count."""
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    return tuple(copied_json(each) for each in after[same:])

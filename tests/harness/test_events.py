@@ -146,6 +146,23 @@ async def test_output_of_calls_is_told_as_it_grows(autojump_clock: MockClock) ->
     assert (end.status, end.reason, end.detail) == ("unanswered", "aborted", "enough")
 
 
+async def test_each_remark_of_a_call_is_told_also_one_that_was_made_before(
+    autojump_clock: MockClock,
+) -> None:
+    """Two remarks alike are two; beyond the most that are kept, their number is told."""
+
+    async def body(call: Any) -> str:
+        for _ in range(19):
+            await call.diagnostic("info", "again")
+            await call.sleep(1)
+        return "done"
+
+    seen = await watched(World(calls("odd"), "ok", tools=[odd_tool(body)]), "go")
+    told = [each["text"] for up in flat(seen, ToolExecutionUpdate) for each in up.diagnostics]
+    dropped = [f"{number} more diagnostics were dropped" for number in (1, 2, 3)]
+    assert told == ["again"] * 16 + dropped
+
+
 async def test_a_retry_is_told_with_its_moment(autojump_clock: MockClock) -> None:
     """A failed request, its wait and the end of the wait are three things that are told."""
     step = Step(error=ScriptedError(detail="busy", retry_after=7.0), text="ok")
