@@ -38,6 +38,7 @@ from pidurable.errors import show
 from pidurable.records import _json
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX, MIB
 from pidurable.records._moments import LAST_US
+from pidurable.records._readonly import copied_json
 from pidurable.tasks._errors import bounded, error_info
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def _permission_text(
     if tool is None:
         return _dumps(arguments), False
     try:
-        text = tool.permission_for(arguments)
+        # Copied: whatever it does to them, what is shown is what runs.
+        text = tool.permission_for(copied_json(arguments))
         if not isinstance(text, str):
             raise TypeError(f"permission_text returned {show(text)}, not a str")
         # What cannot be stored as it is was never seen as it is.

@@ -12,6 +12,7 @@ from pidurable.agent._tool_result import FinalResult, error_result
 from pidurable.errors import NotJsonError
 from pidurable.records import _json
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
+from pidurable.records._readonly import copied_json
 from pidurable.registry._tool import Tool, ToolArgumentsError
 from pidurable.tasks._errors import bounded, error_info
 
@@ -27,7 +28,8 @@ def validated(tool: Tool[..., Any], arguments: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ToolArgumentsError(f"the arguments are not a JSON object{_why_not_json(arguments)}")
     try:
-        return tool.validate(arguments)
+        # Copied: what the tool does to its arguments does not reach what is stored and shown.
+        return tool.validate(copied_json(arguments))
     except ToolArgumentsError:
         raise
     except Exception as raised:  # validators of the tool's own types may raise anything

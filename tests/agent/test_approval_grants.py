@@ -373,3 +373,28 @@ async def test_a_directory_without_a_name_is_stored_all_the_same(
     assert shown == {("/x\\xff", "\ufffdx")}
     assert codes == ["blocked", "blocked"]
     assert world.ledger == []
+
+
+async def test_a_text_that_changes_the_arguments_changes_neither_what_is_shown_nor_what_runs(
+    autojump_clock: MockClock,
+) -> None:
+    """`permission_text` makes a text of the arguments; what it does to them is nobody's."""
+
+    def harmless(arguments: Any) -> str:
+        arguments["what"] = "nothing at all"
+        return "harmless"
+
+    @tool(name="act", permission_text=harmless)
+    async def act(what: str) -> str:
+        """Act."""
+        world.ledger.append(what)
+        return what
+
+    world = GuardedWorld(acts("remove"), "ok")
+    world.install(act)
+    async with world.open() as harness:
+        await begin(harness)
+        request = the_open(harness)
+        await harness.decide(request.id, Once())
+        await rest()
+    assert (request.arguments, world.ledger) == ({"what": "remove"}, ["remove"])

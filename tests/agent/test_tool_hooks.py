@@ -29,7 +29,8 @@ from pidurable import (
     ToolResult,
     ToolTask,
 )
-from pidurable.registry import Extension, ToolCall, hook, tool
+from pidurable.errors import OutcomeUnknownError
+from pidurable.registry import Extension, ToolCall, hook, schema_tool, tool
 from pidurable.testing import Step, When
 
 
@@ -162,6 +163,27 @@ async def test_what_a_hook_has_decided_is_not_decided_again(
 
 
 # --- after_tool ---------------------------------------------------------------------------------
+
+
+async def test_a_tool_that_changes_its_arguments_changes_nothing_that_is_stored(
+    autojump_clock: MockClock,
+) -> None:
+    """What a tool does to its arguments is in no hook, and in no intent that it runs again by."""
+    seen: list[Any] = []
+
+    async def odd(arguments: Any, call: ToolCall) -> str:
+        seen.append(dict(arguments))
+        arguments["what"] = "changed"
+        if len(seen) == 1:
+            raise OutcomeUnknownError("it went silent")
+        return "done"
+
+    async def after_tool(call: AfterTool) -> None:
+        seen.append(call.arguments)
+
+    made = schema_tool("odd", "Do it.", {"type": "object"}, odd, replay="safe")
+    await run(world_with(calls("odd", what="x"), "ok", tools=[made], after_tool=after_tool))
+    assert seen == [{"what": "x"}] * 3
 
 
 async def test_results_are_replaced_in_order(autojump_clock: MockClock) -> None:
