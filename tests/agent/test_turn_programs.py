@@ -89,15 +89,15 @@ def test_two_thousand_programs_are_right(
     """
     if not slow_run:
         pytest.skip("takes minutes; run it with -m slow")
-    report = run(
-        int(os.environ.get("TURNS_PROGRAMS", "2000")), int(os.environ.get("TURNS_SEED", "0"))
-    )
+    count = int(os.environ.get("TURNS_PROGRAMS", "2000"))
+    report = run(count, int(os.environ.get("TURNS_SEED", "0")))
     with capsys.disabled():
         print(f"\n{show_rare(report)}\n{report.line()}")
 
     assert report.differences == []
     assert report.refusals == 0
-    assert report.unseen == []
+    # A sample has not met everything.
+    assert report.unseen == [] or count < 2000
 
 
 def test_an_exception_is_a_problem_too() -> None:

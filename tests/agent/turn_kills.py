@@ -181,7 +181,9 @@ def _told(body: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-def run(programs: int, seed: int, *, differences_max: int = 1) -> Report:
+def run(
+    programs: int, seed: int, *, differences_max: int = 1, seconds_max: float | None = None
+) -> Report:
     """Play the programs of consecutive seeds."""
     report = Report(seed)
     started = time.perf_counter()
@@ -197,6 +199,8 @@ def run(programs: int, seed: int, *, differences_max: int = 1) -> Report:
                 report.differences.append(f"seed {one}: {found[0]}")
             if len(report.differences) >= differences_max:
                 break
+            if seconds_max is not None and report.seconds > seconds_max:
+                break
     finally:
         zygote.close()
     return report
@@ -207,8 +211,14 @@ def main() -> int:
     parser.add_argument("programs", type=int, nargs="?", default=100)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--differences", type=int, default=1, help="stop after so many")
+    parser.add_argument("--seconds", type=float, help="stop after so many")
     given: Any = parser.parse_args()
-    report = run(given.programs, given.seed, differences_max=given.differences)
+    report = run(
+        given.programs,
+        given.seed,
+        differences_max=given.differences,
+        seconds_max=given.seconds,
+    )
     for point, count in sorted(report.deaths.items()):
         print(f"  {count:6} killed at {point}")
     for each in report.differences:
