@@ -142,7 +142,8 @@ class Settings:
     keep_recent_tokens: int = attrs.field(default=20_000, validator=_whole(1))
     """Kept as they are by a compaction; at most half of the window counts."""
     background_tokens: int = attrs.field(default=32_768, validator=_whole(0))
-    """So long before a request would have to wait, a compaction starts beside the work."""
+    """So long before a request would have to wait, a compaction starts beside the work; at most a
+    quarter of the window counts."""
     permission_seconds_max: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(_seconds)
     )
