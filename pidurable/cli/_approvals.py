@@ -34,7 +34,7 @@ from pidurable.cli._render import (
 from pidurable.cli._sessions import bring_up_to_date
 from pidurable.cli._task_writes import say_how_to_go_on
 from pidurable.cli._tasks import check_store
-from pidurable.errors import AlreadyDecidedError, NotFoundError
+from pidurable.errors import AlreadyDecidedError, InvalidArgumentError, NotFoundError
 from pidurable.harness._client import Client
 from pidurable.harness._open import Harness
 from pidurable.harness._reader import Reader, open_reader
@@ -229,7 +229,10 @@ def _next_lines(request: PermissionRequest, options: Options) -> list[str]:
 async def decide_requests(
     host: Host, options: Options, ids: Sequence[int], decision: Decision, *, by: str | None
 ) -> int:
-    """Decide some requests alike, each in a commit of its own, in the order given."""
+    """Decide some requests alike, each in a commit of its own, in the order given.
+
+    One that cannot be decided so is told, and the others are decided; what was is always shown.
+    """
     by = who_decides() if by is None else check_text(by, "--by")
     check_store(options.store)
     await bring_up_to_date(options.store)
@@ -238,19 +241,30 @@ async def decide_requests(
     for request in requests:
         _check_subject(request, decision, options)
     decided: list[PermissionRequest] = []
-    late: list[AlreadyDecidedError] = []
     stored_here = False
-    for request in requests:
-        try:
-            made, here = await _decide(host, options, request.id, decision, by)
-        except AlreadyDecidedError as error:
-            if len(requests) == 1:
-                raise
-            late.append(error)
-            host.err(str(error), "yellow")
-            continue
-        decided.append(made)
-        stored_here = stored_here or here
+    try:
+        for request in requests:
+            try:
+                made, here = await _decide(host, options, request.id, decision, by)
+            except (AlreadyDecidedError, InvalidArgumentError) as error:
+                if len(requests) == 1:
+                    raise
+                host.err(f"permission {request.id} was not decided: {error}", "yellow")
+                continue
+            decided.append(made)
+            stored_here = stored_here or here
+    except BaseException:
+        # Whatever ends this: who decided something is to know that it counts.
+        if decided:
+            _show_decided(host, options, decided, stored_here=stored_here)
+        raise
+    _show_decided(host, options, decided, stored_here=stored_here)
+    return Exit.DONE if len(decided) == len(requests) else Exit.FAILED
+
+
+def _show_decided(
+    host: Host, options: Options, decided: Sequence[PermissionRequest], *, stored_here: bool
+) -> None:
     if options.output == "json":
         host.out_json([encode_request(request) for request in decided])
     elif options.output == "ids":
@@ -259,7 +273,6 @@ async def decide_requests(
         host.out(_decided_line(request) for request in decided)
         if stored_here:
             say_how_to_go_on(host, options)
-    return Exit.FAILED if late else Exit.DONE
 
 
 async def _decide(
@@ -355,8 +368,18 @@ async def revoke_grants(host: Host, options: Options, ids: Sequence[int]) -> int
         if id not in known:
             raise NotFoundError("grant", id, _GRANTS_HINT)
     revoked: list[Grant] = []
-    for id in ids:
-        revoked.append(await _revoke(host, options, id))
+    try:
+        for id in ids:
+            revoked.append(await _revoke(host, options, id))
+    except BaseException:
+        if revoked:
+            _show_revoked(host, options, revoked)
+        raise
+    _show_revoked(host, options, revoked)
+    return Exit.DONE
+
+
+def _show_revoked(host: Host, options: Options, revoked: Sequence[Grant]) -> None:
     if options.output == "json":
         host.out_json([attrs.asdict(grant) for grant in revoked])
     elif options.output == "ids":
@@ -367,7 +390,6 @@ async def revoke_grants(host: Host, options: Options, ids: Sequence[int]) -> int
             f"{grant.uses} uses"
             for grant in revoked
         )
-    return Exit.DONE
 
 
 async def _revoke(host: Host, options: Options, id: int) -> Grant:

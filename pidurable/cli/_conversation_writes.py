@@ -183,19 +183,24 @@ async def withdraw_submissions(host: Host, options: Options, ids: Sequence[int])
         for id in ids:
             await reader.submission(id)
     taken: list[SubmissionRecord] = []
-    for id in ids:
+    try:
+        for id in ids:
 
-        async def ask(client: Client, command: str, id: int = id) -> Any:
-            record = await client.withdraw_submission(id, key=command, timeout=options.timeout)
-            return None if record is None else attrs.asdict(record, recurse=False)
+            async def ask(client: Client, command: str, id: int = id) -> Any:
+                record = await client.withdraw_submission(id, key=command, timeout=options.timeout)
+                return None if record is None else attrs.asdict(record, recurse=False)
 
-        found, _ = await _changed(host, options, "withdraw", {"submission": id}, ask)
-        if found is None:
-            async with open_reader(options.store) as reader:
-                record = await reader.submission(id)
-            host.err(f"submission {id} is {record.status} already: too late to take it back")
-        else:
-            taken.append(SubmissionRecord(**found))
+            found, _ = await _changed(host, options, "withdraw", {"submission": id}, ask)
+            if found is None:
+                async with open_reader(options.store) as reader:
+                    record = await reader.submission(id)
+                host.err(f"submission {id} is {record.status} already: too late to take it back")
+            else:
+                taken.append(SubmissionRecord(**found))
+    except BaseException:
+        if taken:
+            _show_taken(host, options, taken)  # what was said is to be seen, whatever ends this
+        raise
     _show_taken(host, options, taken)
     return Exit.DONE if len(taken) == len(ids) else Exit.FAILED
 

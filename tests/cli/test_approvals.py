@@ -145,6 +145,24 @@ def test_a_decision_comes_once(command: Command, guarded: Path) -> None:
     assert command("approval", "show", id, "-o", "json").code == 0
 
 
+def test_what_was_decided_is_told_also_where_another_cannot_be(
+    command: Command, guarded: Path
+) -> None:
+    """Of several requests each is decided or named with the reason, in any order."""
+    acts = [f"{{name: act, arguments: {{what: {what}}}}}" for what in ("git log", "ship", "git go")]
+    (guarded / "s.yaml").write_text(f"- calls: [{', '.join(acts)}]\n- text: all done\n")
+    run(command)
+    asked = json.loads(command("approval", "list", "-o", "json").out)
+    ids = [str(each["id"]) for each in sorted(asked, key=lambda each: each["text"])]
+    found = command("approval", "approve", ids[0], ids[2], ids[1], "--pattern", "git *")
+
+    assert found.code == 1
+    assert [line.split()[1] for line in found.out.splitlines()] == ids[:2]
+    assert f"permission {ids[2]} was not decided: " in found.err
+    assert "nothing was run" in found.err
+    assert command("approval", "list", "-o", "ids").out.split() == ids[2:]
+
+
 def test_a_pattern_lets_later_calls_through_until_it_is_revoked(
     command: Command, guarded: Path
 ) -> None:

@@ -11,7 +11,13 @@ import pytest
 import trio
 
 from pidurable import AgentChange, Harness, Registry, Settings, open_client, open_harness
-from pidurable.errors import ConversationBusyError, NotFoundError, NothingToContinueError
+from pidurable.cli import _conversation_writes
+from pidurable.errors import (
+    ConversationBusyError,
+    NotFoundError,
+    NothingToContinueError,
+    WaitTimeoutError,
+)
 from pidurable.records._messages import TextBlock, UserMessage
 from pidurable.testing import ScriptedModel, Step
 
@@ -65,6 +71,27 @@ def test_what_is_queued_is_shown_and_taken_back_with_its_text(
     assert "a note" in taken.out
     assert shown(command)["pi.inbox"]["items"] == []
     assert (late.code, late.err) == (0, "")
+
+
+def test_what_was_taken_back_is_shown_also_where_the_next_cannot_be(
+    command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that is out of the queue is on the screen, whatever ends the command."""
+    for text in ("two", "three", "four"):
+        command("conversation", "submit", text)
+    ids = command("conversation", "show", "-o", "ids").out.split()
+    change, count = _conversation_writes.change, iter(range(9))
+
+    async def silent_from_the_second_on(*args: Any, **options: Any) -> Any:
+        if next(count):
+            raise WaitTimeoutError("the answer", 1)
+        return await change(*args, **options)
+
+    monkeypatch.setattr(_conversation_writes, "change", silent_from_the_second_on)
+    found = command("conversation", "withdraw", *ids)
+
+    assert found.code == 8
+    assert f"submission {ids[0]} taken back\n    three" in found.out
 
 
 def test_a_note_is_seen_by_the_next_request_and_asks_nothing(command: Command, store: Path) -> None:
