@@ -62,6 +62,9 @@ class Env(Protocol):
     Paths are relative to `root`, or absolute and below it. Every method that takes one raises
     `InvalidArgumentError` for a path that leads out of the root or that no file can have, and
     `OSError` for what the disk refuses.
+
+    It may also have an attribute `boundary`, a text that names what keeps its files and processes
+    in. Permissions are bound to it, as they are to the root; the class stands for it by default.
     """
 
     @property

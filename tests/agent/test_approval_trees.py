@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from agent_world import ask, calls, verify
+from agent_world import ask, calls, results, verify
 from approval_world import GuardedWorld, acts, ask_for_act, begin, rest, the_open
 from trio.testing import MockClock
 
@@ -181,6 +181,33 @@ async def test_a_nested_call_is_aborted_above_while_it_is_decided(
         found = await harness.permission(request.id)
 
     assert told == ["closed aborted"]
+    assert (found.state, found.closed_reason) == ("closed", "aborted")
+    assert world.ledger == []
+
+
+async def test_a_nested_call_of_a_dead_caller_asks_nobody(autojump_clock: MockClock) -> None:
+    """Its caller cannot go on after a restart, so its request is closed, and it never runs."""
+
+    @tool(name="nest")
+    async def nest(level: int, call: ToolCall) -> str:
+        """Go down.
+
+        Args:
+            level: Which.
+        """
+        return (await call.execute_tool("act", {"what": "ship"})).text
+
+    world = GuardedWorld(calls("nest", level=1), "done", tools=[nest])
+    async with world.open() as harness:
+        await begin(harness)
+        request = the_open(harness)
+    async with world.open() as harness:
+        answer = await ask(harness, "go")
+        found = await harness.permission(request.id)
+        (result,) = await results(harness)
+        await verify(world, harness)
+
+    assert (answer.text, result.code) == ("done", "interrupted")
     assert (found.state, found.closed_reason) == ("closed", "aborted")
     assert world.ledger == []
 
