@@ -115,6 +115,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     @phase
     async def prepare(self, at: Prepare, ctx: GenerationContext) -> None:
         """Fix the agent and the prompt, and store what the model has not been told yet."""
+        while not await self._prepare(at, ctx):
+            # What the model is to be told was told by a context that is no more.
+            pass
+
+    async def _prepare(self, at: Prepare, ctx: GenerationContext) -> bool:
+        """Prepare a request by the context as it is; False where that has changed meanwhile."""
         services = self._services
         session = self._services.session
         conversation = ctx.conversation_id
@@ -122,19 +128,18 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         if ctx.input.turn > agent.turns_max:
             detail = f"the run has taken {agent.turns_max} turns, the most allowed"
             await end_unanswered(self._services, ctx, "turn_limit", detail)
-            return
+            return True
         problem = no_model(services.models, agent.model)
         if problem is not None:
             await end_unanswered(self._services, ctx, "no_model", problem)
-            return
+            return True
         assert agent.model is not None
         context = await session.context(conversation)
         if not context.asks_something:
-            # An entry with a head has taken the input out of the context.
-            await end_unanswered(
-                self._services, ctx, "reset", "the context was reset during the run"
-            )
-            return
+            # A head, an edit, or an answer that somebody wrote has taken it away.
+            detail = "nothing is left to answer: the context was changed during the run"
+            await end_unanswered(self._services, ctx, "reset", detail)
+            return True
         told = told_by(context)
         env = services.env_for(conversation, agent)
         now_us = session.clock.now_us()
@@ -146,8 +151,10 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         if compaction == "threshold" and not at.compacted:
             async with ctx.commit() as tx:
                 wait_for_room(tx, ctx, at)
-            return
+            return True
         async with ctx.commit() as tx:
+            if tx.shows_more(conversation, context.cutoff):
+                return False
             if compaction == "background":
                 begin_compaction(tx, conversation, "background")
             cutoff = context.cutoff
@@ -163,6 +170,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                     overflowed=at.overflowed,
                 )
             )
+        return True
 
     # --- request -------------------------------------------------------------------------
 

@@ -48,16 +48,13 @@ from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name, is_id
 from pidurable.records._entries import Edit
 from pidurable.records._messages import (
-    AssistantMessage,
     Block,
     ImageBlock,
     Message,
-    SystemMessage,
     TextBlock,
     UserMessage,
 )
 from pidurable.records._submissions import SubmissionRecord, WhenBusy
-from pidurable.session._context import ModelContext
 from pidurable.session._entry_form import encode_entry
 from pidurable.session._stubs import SUBMISSION
 from pidurable.session._transaction import text_digest
@@ -260,7 +257,7 @@ def continue_run(
         session: The session.
         tx: The commit.
         conversation_id: Which conversation.
-        may: Whether there was something to answer, as `can_continue` says.
+        may: Whether there was something to answer, as the context says.
         as_of: The newest entry then. If there is a newer one by now the answer is None: look again.
         request_id: The same one gives the same submission.
     """
@@ -291,15 +288,6 @@ def continue_run(
     )
     tx.put_submission(record)
     return record.id
-
-
-def can_continue(context: ModelContext) -> bool:
-    """Whether a model would have something to answer: what users said, or results of its calls."""
-    for place in range(len(context) - 1, -1, -1):
-        message = context[place].message
-        if not isinstance(message, SystemMessage):
-            return not isinstance(message, AssistantMessage)
-    return False
 
 
 def _checked_write(content: Any, bytes_max: int) -> str:

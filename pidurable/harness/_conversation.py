@@ -23,7 +23,6 @@ from pidurable.agent._documents import (
 )
 from pidurable.agent._inbox import (
     Content,
-    can_continue,
     continue_run,
     submit,
     withdraw_queued,
@@ -301,7 +300,7 @@ class Conversation:
         session = self._harness.session
         while True:
             context = await session.context(self.id)
-            may = can_continue(context)
+            may = context.asks_something
 
             def body(
                 tx: TreeTransaction, may: bool = may, as_of: int = context.cutoff

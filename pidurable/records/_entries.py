@@ -195,6 +195,11 @@ def kept_messages(entry: Entry) -> tuple[Message, ...]:
     return found
 
 
+def is_visible(entry: Entry) -> bool:
+    """Whether a request can tell that the entry is there; reads nothing that lies apart."""
+    return entry.head is not None or bool(entry._messages) or bool(entry._edits)
+
+
 def kept_edits(entry: Entry) -> tuple[Edit, ...]:
     """The edits of an entry as they are kept and shared: for who changes nothing in them."""
     found: tuple[Edit, ...] = _looked_at(entry._edits)

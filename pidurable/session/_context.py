@@ -99,9 +99,16 @@ class ModelContext(Sequence[ContextMessage]):
 
     @property
     def asks_something(self) -> bool:
-        """Whether anything but the system prompt is in it: without it nobody is asked."""
-        first = self._exchange.first_other
-        return first is not None and first < self._length
+        """Whether a model would have something to answer: what a user said, or results of calls.
+
+        Not where nothing but the system prompt is in it, nor where an answer is the last of it.
+        """
+        for place in range(self._length - 1, -1, -1):
+            item = self._exchange.items[place]
+            # A place is that of a result.
+            if isinstance(item, _Place) or not isinstance(item.message, SystemMessage):
+                return isinstance(item, _Place) or not isinstance(item.message, AssistantMessage)
+        return False
 
     def systems(self) -> Iterator[SystemMessage]:
         """The system messages in order, in O(their number)."""
@@ -187,8 +194,6 @@ class Exchange:
         self.owners: list[int] = []
         """By place, the entry that put it there, or the floor: ascending."""
         self.systems: list[int] = []
-        self.first_other: int | None = None
-        """The place of the first message that is not a system message."""
         self.lead: int | None = None
         """The place of the system message that moves to the front; None while none does."""
         self._users_only = True
@@ -280,8 +285,6 @@ class Exchange:
         self.owners.append(self.newest)
 
     def _push(self, item: ContextMessage | _Place) -> None:
-        if self.first_other is None:
-            self.first_other = len(self.items)
         self.items.append(item)
         self.owners.append(self.newest)
 

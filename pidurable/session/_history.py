@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pidurable.errors import InvalidArgumentError, NotFoundError, show
 from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
-from pidurable.records._entries import Entry, kept_edits, kept_messages
+from pidurable.records._entries import Entry, is_visible, kept_edits, kept_messages
 from pidurable.session import _transcript
 from pidurable.session._context import Exchange, KeptRange, ModelContext
 from pidurable.session._forks import Lineage, is_counted, lineage
@@ -142,6 +142,24 @@ class Transcripts:
         kept = self._ranges.get(entry.conversation_id)
         if kept is not None and not kept.publish(entry):
             del self._ranges[entry.conversation_id]
+
+    def shows_more(self, conversation_id: int, since: int) -> bool:
+        """Whether an own entry that a request can see is newer than an entry.
+
+        Costs what came since, in memory where the range is kept.
+        """
+        kept = self._ranges.get(conversation_id)
+        if kept is None:
+            rows = self._session.storage.entries(conversation_id, after=since, limit=_PAGE)
+            return any(row.messages or row.edits or row.head is not None for row in rows)
+        if kept.entries and kept.entries[0].id > since and is_visible(kept.entries[0]):
+            return True
+        for entry in reversed(kept.entries):
+            if entry.id <= since:
+                return False
+            if is_visible(entry):
+                return True
+        return False
 
     def forget(self, conversations: Iterable[int]) -> None:
         """These were removed."""

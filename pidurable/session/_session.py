@@ -27,7 +27,7 @@ from pidurable.errors import (
 )
 from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
-from pidurable.records._entries import Conversation, Entry
+from pidurable.records._entries import Conversation, Entry, is_visible
 from pidurable.records._limits import Settings
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _documents
@@ -448,6 +448,13 @@ class Session:
                 return entry.id
         rows = self.storage.entries(conversation_id, before=before, limit=1, reverse=True)
         return rows[0].id if rows else None
+
+    def staged_shows_more(self, conversation_id: int, since: int) -> bool:
+        """Whether a visible own entry came to a conversation after an entry, as staged so far."""
+        for entry in self._staged.entries.values():
+            if entry.conversation_id == conversation_id and entry.id > since and is_visible(entry):
+                return True
+        return self._transcripts.shows_more(conversation_id, since)
 
     def staged_head(self, conversation_id: int, before: int | None) -> int | None:
         """The head of the newest own entry below a bound that has one, as staged so far."""

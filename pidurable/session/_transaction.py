@@ -21,7 +21,7 @@ from pidurable.errors import (
 )
 from pidurable.records import _json
 from pidurable.records._checks import check_name, check_text, is_id
-from pidurable.records._entries import Conversation, Edit, Entry
+from pidurable.records._entries import Conversation, Edit, Entry, is_visible
 from pidurable.records._messages import ImageBlock, Message, SystemMessage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._blobs import digest, is_digest
@@ -260,6 +260,15 @@ class Transaction(ForkWork):
             if found is not None:
                 return found
         return None
+
+    def shows_more(self, conversation_id: int, since: int) -> bool:
+        """Whether a request can tell what came to a conversation after an entry, as staged so far.
+
+        What was decided by the context as of that entry then stands on what is no more.
+        """
+        return any(
+            entry.conversation_id == conversation_id and is_visible(entry) for entry in self.entries
+        ) or self._session.staged_shows_more(conversation_id, since)
 
     def context_start(self, conversation_id: int) -> int | None:
         """Where the newest head of a history lets the context start, as staged so far, or None."""

@@ -252,6 +252,9 @@ def test_a_context_without_input_asks_nothing() -> None:
     assert not context_of([system]).asks_something
     assert not context_of([system, entry(2, result(9, 0, "look"))]).asks_something
     assert context_of([system, entry(3, user("x"))]).asks_something
+    assert not context_of([system, entry(3, user("x")), entry(4, answer(text="y"))]).asks_something
+    called = [system, entry(3, user("x")), entry(4, answer("look"))]
+    assert context_of(called).asks_something
 
 
 class Blobs:

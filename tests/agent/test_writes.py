@@ -24,8 +24,15 @@ from pidurable.errors import (
 from pidurable.harness._conversation import Conversation
 from pidurable.records._entries import Edit, entry
 from pidurable.records._limits import Settings
-from pidurable.records._messages import ImageBlock, TextBlock, ToolResultMessage, UserMessage
-from pidurable.registry import Tool, ToolCall, tool
+from pidurable.records._messages import (
+    AssistantMessage,
+    ImageBlock,
+    TextBlock,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from pidurable.registry import Tool, ToolCall, section, tool
 
 
 @entry("test.receipt")
@@ -301,6 +308,72 @@ async def test_a_reset_after_a_round_ends_the_run(autojump_clock: MockClock) -> 
         "next",
     ]
     assert world.model.requests[-1].tools == world.model.requests[0].tools
+
+
+@pytest.mark.parametrize("how", ["answered", "omitted"])
+async def test_a_run_that_nothing_is_left_to_answer_of_ends(
+    how: str, autojump_clock: MockClock
+) -> None:
+    """Where a write leaves an answer as the last of the context, no model is asked: a reset."""
+    world = World("first", calls("gate"))
+    wait_here, opened = gate(world)
+    world.install(wait_here)
+    async with world.open() as harness:
+        root = await harness.root()
+        await ask(harness, "one")
+        submission = await root.submit("two")
+        await world.reached.wait()
+        asked = (await root.history())[-2:]
+        if how == "omitted":
+            await root.write(kind="test.edit", edits=[Edit(target=each.id) for each in asked])
+        else:
+            answer = AssistantMessage(
+                blocks=(TextBlock(text="by hand"),),
+                status="complete",
+                stop_reason="stop",
+                model="m",
+                usage=Usage(),
+                at_us=0,
+            )
+            await root.write(kind="test.answer", messages=[answer])
+        opened.set()
+
+        settled = await submission.wait()
+
+        assert (settled.status, settled.reason) == ("unanswered", "reset")
+        assert "nothing is left to answer" in (settled.detail or "")
+        assert len(world.model.requests) == 2
+        await verify(world, harness)
+
+
+async def test_a_head_while_a_request_is_prepared_leaves_it_its_prompt(
+    autojump_clock: MockClock,
+) -> None:
+    """What was appended while sections were rendered is looked at before the request is fixed."""
+    world = World("first", "second")
+    begun, opened = trio.Event(), trio.Event()
+
+    async def news(_: object) -> str:
+        begun.set()
+        await opened.wait()
+        return "new"
+
+    async with world.open(agent=AgentChange(model=MODEL, instructions="be brief")) as harness:
+        root = await harness.root()
+        await ask(harness, "one")
+        world.install(sections=[section("news", news)])
+        submission = await root.submit("two")
+        await begun.wait()
+        async with harness.commit() as tx:
+            tx.append(root.id, kind="test.cut", head=0, messages=[said("afresh")])
+        opened.set()
+        await submission.wait()
+
+        request = world.model.requests[-1]
+        assert "be brief" in request.system
+        assert "new" in request.system
+        assert {each.name for each in request.tools} >= {"once", "safe"}
+        await verify(world, harness)
 
 
 async def test_a_reset_at_the_end_of_a_run_only_cuts(autojump_clock: MockClock) -> None:
