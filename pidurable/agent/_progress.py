@@ -283,6 +283,12 @@ class CallOutput:
         self.diagnostics.append({"severity": severity, "text": text})
         self._progress.mark(self)
 
+    def resume(self, slot: dict[str, Any]) -> None:
+        """Go on behind what `pi.live` has of the call already."""
+        self.collector.add(slot["output_tail"])
+        self.details = slot["details"]
+        self.diagnostics = list(slot["diagnostics"])
+
     def write(self, tx: Transaction) -> None:
         if self._closed:
             return

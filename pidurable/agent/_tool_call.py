@@ -350,6 +350,10 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         self, ctx: ToolContext, prepared: Prepared
     ) -> FinalResult | Literal[False] | None:
         call = RunningCall(self._services, ctx, prepared.agent, prepared.tool, reconciling=True)
+        # What it puts out comes behind what the call had, and not in its place.
+        slot = _slot(self._services.session, ctx)
+        if slot is not None:
+            call.progress.resume(slot)
         try:
             return await reconcile(self._services, prepared.tool, prepared.kwargs, call)
         finally:

@@ -117,6 +117,38 @@ async def test_a_call_that_does_not_listen_is_named_and_closed_when_it_ends(
 # --- results ----------------------------------------------------------------------------------
 
 
+async def test_what_a_reconcile_puts_out_comes_behind_what_its_call_had(
+    autojump_clock: MockClock,
+) -> None:
+    """An interrupted result has what was committed before, also where `reconcile` reports."""
+    begun = trio.Event()
+
+    async def cannot_tell(_: Any, call: ToolCall) -> None:
+        await call.diagnostic("info", "the outside says nothing")
+        await call.sleep(1)
+
+    @tool(replay="reconcile", reconcile=cannot_tell)
+    async def odd(call: ToolCall) -> None:
+        """Put something out, and stay."""
+        await call.output("line one\n")
+        await call.sleep(1)
+        begun.set()
+        await trio.sleep_forever()
+
+    world = World(calls("odd"), "seen", tools=[odd])
+    async with world.open() as harness:
+        await (await harness.root()).submit("go", request_id="r1")
+        await begun.wait()
+        world.storage.freeze()
+    async with world.open() as harness:
+        assert (await ask(harness, "go")).status == "done"
+        (result,) = await results(harness)
+
+    assert result.code == "interrupted"
+    told = text_of(result)
+    assert told.index("line one") < told.index("info: the outside says nothing")
+
+
 async def test_parallel_results_are_all_there_after_a_reopening(autojump_clock: MockClock) -> None:
     """Three results that came last first are in call order, also in the next process."""
     draw = random.Random(5)
