@@ -51,8 +51,9 @@ class _Place:
 
     def fill(self, found: ContextMessage, since: int) -> None:
         _, _, call, _, _ = self._missing
-        self.found = _transcript.sendable_result(found, call.name)
+        # In this order: a large context is looked at in a thread too.
         self.since = since
+        self.found = _transcript.sendable_result(found, call.name)
 
     def as_of(self, entry: int) -> ContextMessage:
         if self.found is not None and self.since <= entry:
