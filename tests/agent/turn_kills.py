@@ -72,7 +72,10 @@ def draw_killed(seed: int) -> Program:
     program["ops"] = [op for op in program["ops"] if op[0] not in ("crash", "close")]
     # A retry takes seconds of real time; that it survives is shown with virtual ones.
     program["answers"] = [
-        ["error", 1 + answer[1] % 3, 0] if answer[0] in ("error", "cut", "empty") else answer
+        # Nor does the chat API that is spoken here know answers that come later.
+        ["error", 1 + answer[1] % 3, 0]
+        if answer[0] in ("error", "cut", "empty", "deferred")
+        else answer
         for answer in program["answers"]
     ]
     program["deaths"] = [_draw_death(random) for _ in range(random.randint(2, KILLS_MAX))]

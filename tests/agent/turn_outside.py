@@ -29,7 +29,7 @@ from pidurable.agent._hooks import (
     Rewrite,
     Stop,
 )
-from pidurable.agent._script import Cut, RequestView, ScriptedCall, ScriptedError, Step
+from pidurable.agent._script import Cut, Defer, RequestView, ScriptedCall, ScriptedError, Step, Wire
 from pidurable.agent._services import AgentChange
 from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import OutcomeUnknownError, UnansweredError
@@ -134,6 +134,9 @@ class DrawnScript:
                 return Step(text=pieces, delay=0.08 * (1 + rest[0])), {"answer": answer}
             case "calls":
                 return self._calls(rest, number, depth=depth)
+            case "deferred":
+                defer = Defer(polls=1 + rest[0] % 3)
+                return Step(text=answer, defer=defer), {"answer": answer}
             case "error":
                 kinds: tuple[Any, ...] = ("retryable", "overflow", "auth", "other")
                 after = (None, 2.0, 1e6, 0.0)[rest[1] % 4]
@@ -159,7 +162,9 @@ class DrawnScript:
             calls.append(ScriptedCall(name=name, arguments=arguments))
             asked.append({"marker": marker, "tool": name, "broken": how < len(BROKEN)})
         text = f"ans-{number}." if rest[1] else ""
-        return Step(text=text, calls=tuple(calls), delay=0.02 * rest[2]), {
+        # Providers repeat their ids, which only the server can do: within an answer and over many.
+        wire = Wire(call_id="same") if rest[2] == 1 else Wire()
+        return Step(text=text, calls=tuple(calls), delay=0.02 * rest[2], wire=wire), {
             "answer": text or None,
             "calls": asked,
         }

@@ -97,7 +97,8 @@ def draw_program(seed: int, length: int) -> Program:
 
 def _draw_answer(random: Random) -> list[Any]:
     kind = random.choices(
-        ("text", "slow text", "calls", "error", "cut", "empty"), (5, 3, 10, 1.5, 1, 0.5)
+        ("text", "slow text", "calls", "error", "cut", "empty", "deferred"),
+        (5, 3, 10, 1.5, 1, 0.5, 1),
     )[0]
     if kind != "calls":
         return [kind, random.randint(0, 4), random.randint(0, 3)]

@@ -44,6 +44,7 @@ RARE = (
     "a follow-up started the next run",
     "a run had three turns",
     "a partial answer was kept",
+    "a provider answered later",
     "a fork was taken inside a round",
     "a sub-agent answered",
     "an extension was replaced in a round",
@@ -77,6 +78,8 @@ def met(player: Player) -> Counter[str]:
 
 
 def _met(player: Player) -> Iterator[str]:
+    if player.model.polls:
+        yield "a provider answered later"
     for point in player.deaths:
         yield f"died at {point}"
     for stands in player.facts["submissions"].values():
