@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import trio
 from agent_world import MODEL, World, ask, calls
+from compaction_world import compacted, long
 from trio.testing import MockClock
 
 from pidurable.agent._script import ScriptedError, Step, When
 from pidurable.errors import NotFoundError
+from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
 from pidurable.registry import ToolCall, ToolResult, tool
 
@@ -106,3 +108,19 @@ async def test_the_usage_of_nothing_is_refused(autojump_clock: MockClock, below:
     async with world.open() as harness:
         with pytest.raises(NotFoundError, match="task or conversation"):
             await harness.usage(below=below)  # type: ignore[arg-type]
+
+
+async def test_what_a_summary_costs_is_the_conversations(autojump_clock: MockClock) -> None:
+    """A compaction's requests are charged like any other, and are in every sum above."""
+    world = compacted("fine", settings=Settings(keep_recent_tokens=1_000), window=None)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        for number in range(6):
+            await ask(harness, long(number), f"r{number}")
+        before = await harness.usage(below=root.id)
+        await harness.wait_for_task(await root.compact())
+        after = await harness.usage(below=root.id)
+
+    assert after[MODEL].requests == before[MODEL].requests + 1 == len(world.model.requests)
+    assert after[MODEL].output_tokens > before[MODEL].output_tokens
