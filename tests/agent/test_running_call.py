@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import attrs
@@ -320,18 +322,25 @@ _BLOCK = st.one_of(
     st.binary(max_size=4),
 )
 _NUMBER: Any = st.one_of(st.integers(), st.floats(), st.none(), _TEXT)
+
+
+def _mostly(usual: Any, odd: Any) -> Any:
+    """So that what is odd in one part does not hide what is odd in another."""
+    return st.integers(0, 5).flatmap(lambda drawn: odd if drawn == 5 else st.just(usual))
+
+
+_USAGE = st.builds(Usage, requests=st.integers(0, 9), input_tokens=_NUMBER, cost=st.floats())
+_CONTENT = st.one_of(st.none(), _TEXT, st.lists(_BLOCK, max_size=4), _JSON)
 _RESULT = st.builds(
     ToolResult,
-    st.one_of(st.none(), _TEXT, st.lists(_BLOCK, max_size=4), _JSON),
-    details=_JSON,
+    _CONTENT,
+    details=_mostly(None, _JSON),
     error=st.booleans(),
-    structured=_JSON,
-    add_tools=st.lists(st.one_of(_TEXT, st.just("safe"), st.integers()), max_size=3),
+    structured=_mostly(None, _JSON),
+    add_tools=_mostly(["safe"], st.lists(st.one_of(_TEXT, st.integers()), max_size=3)),
     terminate=st.booleans(),
-    handoff=st.one_of(st.none(), _TEXT, st.integers()),
-    usage=st.one_of(
-        st.none(), st.builds(Usage, requests=_NUMBER, input_tokens=_NUMBER, cost=_NUMBER), _TEXT
-    ),
+    handoff=_mostly(None, st.one_of(_TEXT, st.integers())),
+    usage=_mostly(None, st.one_of(_USAGE, _TEXT)),
 )
 
 
@@ -387,5 +396,8 @@ def _check_storable(final: Any) -> None:
         if isinstance(block, TextBlock):
             block.text.encode()
             assert not any(ord(c) < 32 and c not in "\t\n" for c in block.text)
-    assert all(isinstance(name, str) for name in final.add_tools)
+    assert all(re.fullmatch("[a-zA-Z0-9_-]+", name) for name in final.add_tools)
+    if final.usage is not None:
+        assert _codec.decode_usage(_codec.encode_usage(final.usage)) == final.usage
+        assert 0 <= final.usage.cost < math.inf
     assert final.handoff is None or final.handoff.strip()
