@@ -352,10 +352,21 @@ class Permissions:
     def load(self) -> None:
         """Find those that are open when a session begins: their calls wait for them."""
         for node in self._runtime.published.nodes.values():
-            if isinstance(node, Node) and node.kind == "pi.tool" and node.status is WAITING:
-                for id in () if node.wait is None else node.wait.others:
+            if isinstance(node, Node) and node.kind == "pi.tool":
+                for id in self._asked_by(node):
                     self._open[id] = address_of_request(node.conversation, id)
                     self._by_task[node.id] = id
+
+    def _asked_by(self, node: Node) -> Iterable[int]:
+        """The request of a call, also where the process died while the call stored its expiry."""
+        if node.status is WAITING:
+            return () if node.wait is None else node.wait.others
+        stored = None
+        if node.live and node.woken_by == "deadline":
+            stored = self._session.storage.task_checkpoint(node.id)
+        if stored is None or stored[0] != "approval":
+            return ()
+        return (_json.loads_stored(stored[1])["request"],)
 
     # --- looking -------------------------------------------------------------------------
 

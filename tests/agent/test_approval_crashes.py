@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 import trio
 from agent_world import World, crash_everywhere
-from approval_world import GuardedWorld, acts, ask_for_act
+from approval_world import GuardedWorld, acts, ask_for_act, begin, the_open
 from trio.testing import MockClock
 
-from pidurable import Deny, Once, Pattern, Rerun
+from pidurable import Ask, Deny, Once, Pattern, Rerun
+from pidurable.agent import _tool_call
 from pidurable.errors import AlreadyDecidedError
 from pidurable.harness._open import Harness
 
@@ -72,3 +74,32 @@ async def test_parked_effects_survive_a_kill_at_every_commit(autojump_clock: Moc
     kills = await crash_everywhere(make, person, check)
 
     assert kills > 8
+
+
+async def test_a_request_is_closed_also_where_its_call_died_on_the_way_to_its_expiry(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the deadline and the commit that stores the expiry the call is not waiting."""
+    reached = trio.Event()
+
+    async def never(*_: Any) -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    world = GuardedWorld(acts("ship"), policy=lambda call: Ask("low", seconds=60))
+    async with world.open() as harness:
+        await begin(harness)
+        request = the_open(harness)
+        with monkeypatch.context() as patch:
+            patch.setattr(_tool_call, "answered", never)
+            await reached.wait()
+            world.base = world.base.reopen()  # what a kill at this moment leaves
+    async with world.open() as harness:
+        listed = the_open(harness)
+        await (await harness.root()).abort()
+        harness.start()
+        await harness.wait_for_idle()
+        found = await harness.permission(request.id)
+
+    assert listed == request
+    assert (found.state, found.closed_reason) == ("closed", "aborted")
