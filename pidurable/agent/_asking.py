@@ -104,7 +104,7 @@ async def commit_observed(
     """One commit: what observers stage, then the decision. One that fails is left out, reported.
 
     A decision is never lost for an observer: where the commit cannot be made with what they
-    staged, it is made without.
+    staged, it is made without. What is decided about the task is not theirs.
     """
     rest = list(observed)
     while True:
@@ -113,8 +113,10 @@ async def commit_observed(
             async with ctx.commit() as tx:
                 for each in rest:
                     failed = [each]
+                    tx.lend(each.place)
                     each.stage(tx)
                 failed = []
+                tx.lend(None)
                 decide(tx)
             return
         except Exception as error:

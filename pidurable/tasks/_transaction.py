@@ -91,14 +91,14 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
 
     # --- lent to code that is not the definition's -----------------------------------------
 
-    def lend(self, to: str) -> None:
-        """Hand this commit to other code than the definition's own: the function of a tool.
+    def lend(self, to: str | None) -> None:
+        """Hand this commit to other code than the definition's own: a tool's function, a hook.
 
         It decides nothing about the task, and the ids of conversations and tasks that it may not
         reach (see `_reach`) are ids of nothing.
 
         Args:
-            to: What it is handed to, for messages.
+            to: What it is handed to, for messages. None: it is the definition's own again.
         """
         self._lent_to = to
 
@@ -156,9 +156,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
     def _transition_guard(self) -> Node:
         node = self.check_phase()
         if self._lent_to is not None:
-            problem = (
-                f"the commit of {self._lent_to} decides nothing about its task; return instead"
-            )
+            problem = f"a commit lent to {self._lent_to} decides nothing about its task; return"
             raise InvalidArgumentError("tx", problem)
         if self._decide is not None:
             raise InvocationEndedError(self._phase.task_id, "its outcome or wait is decided")

@@ -47,6 +47,13 @@ from pidurable.registry._hooks import InstalledHook
 from pidurable.tasks._hooks import ends_invocation
 
 
+class Staging(list[str]):
+    """As much of a transaction as observers need."""
+
+    def lend(self, to: str | None) -> None:
+        """To whom does not matter here."""
+
+
 class Context:
     """As much of a task's context as asking needs."""
 
@@ -78,7 +85,7 @@ class Context:
     @asynccontextmanager
     async def commit(self) -> Any:
         """Staged is a list; it is kept where the body ends."""
-        staged: list[str] = []
+        staged = Staging()
         yield staged
         if "unstorable" in staged:
             raise ValueError("the commit cannot be made")

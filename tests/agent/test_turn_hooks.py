@@ -473,3 +473,21 @@ async def test_hooks_decide_once_however_often_the_process_dies(autojump_clock: 
     kills = await crash_everywhere(make, program, check)
 
     assert kills > 10
+
+
+@pytest.mark.parametrize("name", ["after_response", "after_tools"])
+async def test_an_observer_decides_nothing_about_the_run(
+    autojump_clock: MockClock, name: str
+) -> None:
+    """One that would end the generation in the deciding commit is left out, and the run goes on."""
+
+    async def observe(_: Any) -> Any:
+        return lambda tx: tx.fail("I know better")
+
+    world = hooked(World(calls("safe"), "ok"), **{name: observe})
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        ends = {task.outcome.status for task in harness.tasks() if task.outcome is not None}
+    assert (outcome.text, ends) == ("ok", {"completed"})
