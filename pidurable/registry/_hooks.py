@@ -73,10 +73,16 @@ class Section:
     _anchor: object = attrs.field(default=None, alias="anchor", repr=False, eq=False)
 
     async def render(self, input: SectionInput) -> str | None:
-        """Return the text for this input, or None for none. Blank text counts as none."""
-        text = self.render_input(input)
+        """Return the text for this input, or None for none. Blank text counts as none.
+
+        Raises:
+            TypeError: It is neither; and whatever the section's own code raises.
+        """
+        text: object = self.render_input(input)
         if inspect.isawaitable(text):
             text = await text
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"it returned {show(text)}, not a str or None")
         return text if text and text.strip() else None
 
 

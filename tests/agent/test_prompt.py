@@ -148,6 +148,7 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
                 section("blank", lambda _: " \n"),
                 section("broken", broken),
                 section("new", broken),
+                section("bytes", lambda _: b"no text"),  # type: ignore[arg-type,return-value]
                 section("later", later),
             ],
         )
@@ -173,8 +174,9 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
         "broken": "as before",
         "later": "<later>\ntools: look\n</later>",
     }
-    assert len(reports) == 2
+    assert len(reports) == 3
     assert "ValueError: broken" in reports[0]
+    assert "'bytes' was not rendered: TypeError: it returned b'no text'" in reports[2]
     assert list(declare(agent)) == ["look"]
 
 
