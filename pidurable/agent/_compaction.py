@@ -74,7 +74,7 @@ from pidurable.agent._compaction_text import (
 from pidurable.agent._documents import CompactionDocument, add_usage, update_doc
 from pidurable.agent._hooks import BeforeCompact, CompactionHooks, Decline, Summary
 from pidurable.agent._inbox import withdraw, write
-from pidurable.agent._models import Deferred, ModelRequest, Models
+from pidurable.agent._models import Deferred, ModelRequest, Models, clean_text
 from pidurable.agent._prompt import request_characters, told_by
 from pidurable.agent._services import AgentServices
 from pidurable.errors import MissingExtraError, ModelError, NotFoundError
@@ -139,13 +139,14 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         )
         decision = await self._ask(ctx, work, context)
         if isinstance(decision, Decline):
-            reason = f"a hook declined: {decision.reason}"
+            reason = bounded(f"a hook declined: {decision.reason}", ERROR_MESSAGE_BYTES_MAX)
             await self._skip(ctx, reason, context_tokens(context), window)
             return
         if isinstance(decision, Summary):
-            problem = text_problem(decision.text, replaced_tokens=work.replaced_tokens)
+            text = clean_text(decision.text)
+            problem = text_problem(text, replaced_tokens=work.replaced_tokens)
             if problem is None:
-                await self._place(ctx, work, context, decision.text, None)
+                await self._place(ctx, work, context, text, None)
             else:
                 reason = f"what a hook gave is no summary: {problem}"
                 await self._fail(ctx, reason, "no_summary", context_tokens(context), window)

@@ -53,12 +53,12 @@ def hooked(handler: Any, **options: Any) -> World:
 
 
 async def test_a_hook_may_supply_the_summary(autojump_clock: MockClock) -> None:
-    """No model is asked; the hook sees what its text will stand for."""
+    """No model is asked; the hook sees what its text will stand for; what is no text is marked."""
     asked: list[BeforeCompact] = []
 
     async def supply(range: BeforeCompact) -> Summary:
         asked.append(range)
-        return Summary("Written by a hook.")
+        return Summary("Written by a hook.\0\ud800")
 
     world = hooked(supply)
 
@@ -70,7 +70,7 @@ async def test_a_hook_may_supply_the_summary(autojump_clock: MockClock) -> None:
     (given,) = asked
     assert outcome.result.status == "applied"
     assert summary_requests(world) == []
-    assert "Written by a hook." in request_text(other_requests(world)[-1])
+    assert "Written by a hook.\u2400\ufffd" in request_text(other_requests(world)[-1])
     assert (given.why, given.first_kept) == ("threshold", outcome.result.cut)
     assert given.tokens == outcome.result.tokens_before
     assert "marker-000" in text_of(given.messages[0])
@@ -80,7 +80,7 @@ async def test_a_hook_may_decline_and_the_reason_is_kept(autojump_clock: MockClo
     """The request is sent as it is, and the next compaction waits until the context has grown."""
 
     async def decline(range: BeforeCompact) -> Decline:
-        return Decline("not on a Monday")
+        return Decline("not on a Monday\0")
 
     world = hooked(decline)
 
@@ -91,9 +91,9 @@ async def test_a_hook_may_decline_and_the_reason_is_kept(autojump_clock: MockClo
         await verify(world, harness)
 
     assert {(each.status, each.reason) for each in ended} == {
-        ("skipped", "a hook declined: not on a Monday")
+        ("skipped", "a hook declined: not on a Monday\\0")
     }
-    assert doc["reason"] == "a hook declined: not on a Monday"
+    assert doc["reason"] == "a hook declined: not on a Monday\\0"
     assert summary_requests(world) == []
 
 
