@@ -332,7 +332,8 @@ def _clean_block(block: Block) -> Block:
         arguments = _storable(arguments, lambda: clean_text(show(block.arguments)))
         return ToolCallBlock(name=clean_text(block.name), arguments=arguments, opaque=opaque)
     if isinstance(block, ImageBlock):
-        return attrs.evolve(block, opaque=opaque)
+        # Its bytes are in no store, and no provider takes an image back as a part of an answer.
+        return TextBlock(text=clean_text(f"(an image, {block.media_type}, that is not kept)"))
     return attrs.evolve(block, text=clean_text(block.text), opaque=opaque)
 
 
@@ -375,7 +376,14 @@ def _checked_answer(message: AssistantMessage) -> AssistantMessage:
         stop = "tool_use"
     elif stop == "tool_use" and not calls:
         stop = "stop"
-    return attrs.evolve(message, blocks=blocks, stop_reason=stop, usage=_clean_usage(message.usage))
+    return attrs.evolve(
+        message,
+        blocks=blocks,
+        status="complete",
+        stop_reason=stop,
+        usage=_clean_usage(message.usage),
+        error=None,
+    )
 
 
 def _checked_deferred(event: Deferred, provider: Provider, request: ModelRequest) -> Deferred:

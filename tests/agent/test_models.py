@@ -36,6 +36,7 @@ from pidurable.records._json import dumps
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
+    ImageBlock,
     SystemMessage,
     TextBlock,
     ThinkingBlock,
@@ -398,6 +399,17 @@ async def test_nul_is_marked_in_every_place() -> None:
     assert isinstance(message.tool_calls[0].arguments, str)
     for block in message.blocks:
         assert block.opaque is None
+
+
+async def test_an_answer_is_complete_and_holds_no_image() -> None:
+    """What a provider sends last is an answer, whatever it says, and an image in it is a note."""
+    image = ImageBlock(blob="none", media_type="image/png\0")
+    provider = Fake(answer(image, status="failed", error="odd"))
+
+    message = last(await collect(provider))
+
+    assert (message.status, message.error) == ("complete", None)
+    assert message.text == "(an image, image/png\u2400, that is not kept)"
 
 
 @given(st.text(st.characters()), st.lists(st.integers(0, 60)))
