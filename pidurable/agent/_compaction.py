@@ -559,6 +559,7 @@ def _end(
         reason=reason,
         tokens=tokens,
         window=window,
+        newest=tx.newest_entry(ctx.conversation_id) or 0,
     )
 
 

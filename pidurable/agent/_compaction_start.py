@@ -2,7 +2,8 @@
 
 Above one threshold the next request waits for a compaction that its generation owns; above a lower
 one it begins in the background. Neither begins again before the context has grown since the last
-one ended, however that was: what no compaction can lower does not set it off again and again.
+one ended, however that was: what no compaction can lower does not set it off again and again. A
+reset, a handoff or a summary since then has begun another context.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def due(
     budget = budget_of(window, session.settings)
     last = last_compaction(session, conversation_id)
     known = last["status"] is not None and last["window"] == window
+    # Written without it by versions before.
+    known = known and (context.head or 0) <= last.get("newest", 0)
     enough = last["tokens"] + budget.growth if known else 0
     tokens = context_tokens(context, most=max(window, enough))
     if addition is not None:

@@ -73,6 +73,8 @@ class CompactionDocument:
     """How large the context was afterwards."""
     window: int | None = None
     """The context window that was to be met."""
+    newest: int = 0
+    """The newest entry then: a context that was begun anew since is another one."""
 
 
 @document("pi.inbox")

@@ -97,6 +97,30 @@ async def test_a_hook_may_decline_and_the_reason_is_kept(autojump_clock: MockClo
     assert summary_requests(world) == []
 
 
+async def test_how_a_compaction_ended_counts_no_more_after_a_reset(
+    autojump_clock: MockClock,
+) -> None:
+    """A context that grows anew is compacted at the threshold, however large it was before."""
+    asked: list[int] = []
+
+    async def decline(range: BeforeCompact) -> Decline:
+        asked.append(range.tokens)
+        return Decline("not now")
+
+    world = hooked(decline)
+
+    async with world.open() as harness:
+        await fill(harness, 12)
+        before = len(asked)
+        root = await harness.root()
+        await root.reset()
+        for number in range(11):
+            await ask(harness, long(number), f"again{number}")
+        await verify(world, harness)
+
+    assert asked[before] == asked[0]
+
+
 @pytest.mark.parametrize("text", ["", "# Summary\n- none", "w" * 20_000])
 async def test_what_a_hook_supplies_must_be_a_summary_too(
     autojump_clock: MockClock, text: str
