@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import attrs
 
+from pidurable.agent._decisions import Happened, Rerun
+from pidurable.agent._permissions import PermissionRequest
 from pidurable.agent._replay import policy_of
 from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
@@ -100,7 +102,8 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
         conversation = task.conversation_id
         if conversation not in lives:
             lives[conversation] = await reader.live(conversation) or {}
-        item = _item(task, lives[conversation], registry, asked.get(task.id))
+        decided = None if task.id in asked else await _decided(reader, task)
+        item = _item(task, lives[conversation], registry, asked.get(task.id), decided)
         if item is not None:
             items.append(item)
     submissions: list[int] = []
@@ -117,8 +120,20 @@ async def make_plan(reader: Reader, registry: Registry) -> Plan:
     return Plan(items=tuple(items), submissions=tuple(submissions), queued=queued, held=tuple(held))
 
 
+async def _decided(reader: Reader, task: TaskRecord) -> PermissionRequest | None:
+    """What somebody has decided about a call, which goes on with it."""
+    checkpoint = task.checkpoint if isinstance(task.checkpoint, dict) else {}
+    if task.kind != "pi.tool" or task.phase != "approval":
+        return None
+    return await reader.permission(checkpoint["request"])
+
+
 def _item(
-    task: TaskRecord, live: dict[str, Any], registry: Registry, asked: int | None
+    task: TaskRecord,
+    live: dict[str, Any],
+    registry: Registry,
+    asked: int | None,
+    decided: PermissionRequest | None,
 ) -> PlanItem | None:
     """What becomes of one live task; None for one that merely waits for others."""
     verdict: Verdict = "continue"
@@ -132,6 +147,8 @@ def _item(
         text = f"{_named(task)}: {clean_line(task.blocked, chars_max=60)}. {meaning}"
     elif asked is not None:
         verdict, text = "ask", f"{_named(task)} waits for a person: permission {asked}"
+    elif decided is not None:
+        verdict, text = _as_decided(task, decided)
     elif task.kind == "pi.tool" and task.phase == "execute":
         verdict, text = _effect(task, registry)
     elif task.kind == "pi.tool":
@@ -158,6 +175,19 @@ def _named(task: TaskRecord) -> str:
         name = clean_line(str(given.get("name")), chars_max=64)
         return f"{name} {compact_json(given.get('arguments'), chars_max=100)}"
     return clean_line(task.kind, chars_max=60)
+
+
+def _as_decided(task: TaskRecord, request: PermissionRequest) -> tuple[Verdict, str]:
+    """A call that goes on with a decision; what a yes covers is looked at once more then."""
+    said = f"{_named(task)}: permission {request.id} is {request.state}"
+    if request.subject == "call":
+        follows = "it begins" if request.state == "granted" else "not run, and the model is told"
+        return "continue", f"{said}: {follows}"
+    if isinstance(request.decision, Rerun):
+        return "rerun", f"{said}: it is run again"
+    if isinstance(request.decision, Happened):
+        return "continue", f"{said}: the model gets the result that a person has given"
+    return "interrupt", f"{_named(task)} may have happened: not repeated, the model is told"
 
 
 def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:

@@ -107,6 +107,7 @@ def test_without_a_terminal_a_run_ends_with_6_and_the_commands_it_names_go_on(
     shown = command(*show)
     before = ledger(guarded)
     approved = command(*approve)
+    plan = command(*again, "--plan")
     last = command(*again)
 
     assert (first.code, first.out, before) == (6, "", [])
@@ -115,6 +116,7 @@ def test_without_a_terminal_a_run_ends_with_6_and_the_commands_it_names_go_on(
     assert approve in commands_in(shown.out)
     assert re.fullmatch(r"permission \d+ \(act, task \d+\) granted; digest \w{16}\n", approved.out)
     assert "`pidurable resume` goes on" in approved.err
+    assert f"permission {approve[2]} is granted: it begins" in plan.out
     assert (last.code, last.out, ledger(guarded)) == (0, "all done\n", ["acted"])
 
 
@@ -128,6 +130,7 @@ def test_a_denial_tells_the_model_why(command: Command, guarded: Path) -> None:
 
     assert denied.code == last.code == 0
     assert "denied" in denied.out
+    assert f"permission {id} is denied: not run, and the model is told" in last.err
     assert "use the other one" in log
     assert ledger(guarded) == []
 
@@ -229,6 +232,8 @@ def test_an_effect_that_a_crash_interrupted_is_decided_by_a_person(
     assert yes.code == 2
     assert f"`pidurable approval decide {id} rerun`" in yes.err
     assert decided.code == 0
+    follows = {"rerun": "it is run again", "happened": "has given", "interrupted": "not repeated"}
+    assert follows[what[0]] in last.err
     assert (last.code, ledger(guarded)) == (code, lines)
     assert result in log or result == "outcome unknown"
 
