@@ -107,7 +107,7 @@ class Asking:
             async def gone() -> None:
                 while request.id in self.open_requests():
                     await self.moved().wait()
-                self._say(f"\npermission {request.id} was decided elsewhere\n")
+                self._say(f"\npermission {request.id} is not open any more\n")
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(gone)

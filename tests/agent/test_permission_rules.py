@@ -192,3 +192,12 @@ def test_patterns_match_as_a_regular_expression_of_theirs_does(pattern: str, tex
     expected = re.fullmatch("".join(parts), text) is not None
 
     assert matches(pattern, text) is expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*" + "a" * 900 + "b", "*" + "a" * 900 + "b*", "*a" * 450 + "b*"]
+)
+def test_a_long_text_that_almost_matches_is_told_apart_in_one_go(pattern: str) -> None:
+    """A model that repeats itself for a megabyte does not hold up the commit that decides."""
+    assert not matches(pattern, "a" * 2**20)
+    assert matches(pattern, "a" * 2**20 + "b")
