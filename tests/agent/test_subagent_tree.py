@@ -22,11 +22,11 @@ def grown(*arguments: str) -> str:
 
 
 def test_a_small_tree_of_agents_survives_its_kills() -> None:
-    """Three agents, killed twice, answer once each; aborted at the root, nothing is left."""
+    """Three agents, killed once, answer once each; aborted at the root, nothing is left."""
     # C045
-    line = grown("2", "1", "--widths", "2")
+    line = grown("1", "1", "--widths", "2")
 
-    assert line.startswith("subagents: agents=3 kills=2 answers=3 twice=0 ")
+    assert line.startswith("subagents: agents=3 kills=1 answers=3 twice=0 ")
     assert " left=0 " in line
 
 
