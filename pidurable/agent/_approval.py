@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from pidurable.agent._call_records import Approval, Execute
 from pidurable.agent._decisions import Deny
 from pidurable.agent._grants import RISKS, place_of, use_grant
@@ -205,6 +207,7 @@ async def ask(
     task, conversation = int(ctx.task_id), ctx.conversation_id
     async with ctx.commit() as tx:
         if before is not None:
+            asked = _asked_again(asked, before)
             supersede(tx, before)
         grant = None
         if asked.matchable:
@@ -234,6 +237,7 @@ async def park(
     """Ask a person what became of an effect that was found after a crash. No grant answers that."""
     async with ctx.commit() as tx:
         if before is not None:
+            asked = _asked_again(asked, before)
             supersede(tx, before)
         _park(
             tx,
@@ -242,6 +246,17 @@ async def park(
             asked=asked,
             effect=effect,
         )
+
+
+def _asked_again(asked: Asked, before: PermissionRequest) -> Asked:
+    """The same with why a person is asked once more: what is not as it was when they said yes."""
+    facts = ("arguments", "principal", "directory", "boundary")
+    changed = [name for name in facts if getattr(asked, name) != getattr(before, name)]
+    if RISKS[asked.risk] > RISKS[before.risk]:
+        changed.append("risk")
+    why = f"Asked again after permission {before.id}: changed is {', '.join(changed or ['tool'])}."
+    reason = bounded(f"{asked.reason}\n{why}".lstrip(), ERROR_MESSAGE_BYTES_MAX)
+    return attrs.evolve(asked, reason=reason)
 
 
 def _park(

@@ -181,7 +181,9 @@ def _as_decided(task: TaskRecord, request: PermissionRequest) -> tuple[Verdict, 
     """A call that goes on with a decision; what a yes covers is looked at once more then."""
     said = f"{_named(task)}: permission {request.id} is {request.state}"
     if request.subject == "call":
-        follows = "it begins" if request.state == "granted" else "not run, and the model is told"
+        follows = "not run, and the model is told"
+        if request.state == "granted":
+            follows = "it begins, if it still is what was shown"
         return "continue", f"{said}: {follows}"
     if isinstance(request.decision, Rerun):
         return "rerun", f"{said}: it is run again"

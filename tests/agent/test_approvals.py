@@ -393,7 +393,8 @@ async def test_a_risk_that_rose_is_asked_for_again(autojump_clock: MockClock) ->
         await verify(world, harness)
         states = [(await harness.permission(each.id)).closed_reason for each in (first, second)]
 
-    assert (second.risk, second.reason) == ("high", "the load is explosive")
+    why = f"Asked again after permission {first.id}: changed is risk."
+    assert (second.risk, second.reason) == ("high", f"the load is explosive\n{why}")
     assert states == ["superseded", None]
     assert world.ledger == ["act ship"]
 
@@ -422,6 +423,7 @@ async def test_another_working_directory_is_asked_for_again(
         await verify(world, harness)
 
     assert (first.directory, second.directory) == (str(here), str(there))
+    assert second.reason.endswith(f"after permission {first.id}: changed is directory.")
     assert ran == []
     assert world.ledger == ["act ship"]
 
@@ -440,6 +442,7 @@ async def test_a_reloaded_tool_is_asked_for_again_if_it_is_another(
         await rest()
         asked_again = bool(harness.permissions())
         for request in harness.permissions():
+            assert request.reason.endswith(f"after permission {first.id}: changed is tool.")
             await harness.decide(request.id, Once())
         await submission.wait()
         await verify(world, harness)
