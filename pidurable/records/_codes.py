@@ -41,7 +41,7 @@ UNANSWERED = {
     "turn_limit": "The run reached its most turns.",
     "handoff_limit": "Too many handoffs followed each other.",
     "stopped": "A hook stopped the run.",
-    "reset": "A reset was placed in the conversation.",
+    "reset": "A reset, or another change of the context, left nothing to answer.",
     "stale": "A newer summary had replaced the range already.",
     "withdrawn": "The input was taken back before it was placed.",
 }
