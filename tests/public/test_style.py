@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 
 import pytest
 from sources import Source, sources
@@ -166,3 +167,10 @@ def test_the_text_of_the_project_speaks_of_the_product() -> None:
     ]
 
     assert named == []
+
+
+def test_every_module_of_the_tests_has_a_name_of_its_own() -> None:
+    """They are imported by name alone: two of one name keep the suite from being collected."""
+    names = Counter(source.path.name for source in sources(*TESTS))
+    shared = {name for name, count in names.items() if count > 1}
+    assert shared <= {"conftest.py", "__init__.py"}
