@@ -1,8 +1,7 @@
 """A tool that a person has to allow: left alone over a restart, allowed, denied, and by a pattern.
 
-Teaches: a `before_tool` hook that answers `Ask`; the request, which outlives its process;
-`Deny(text)`, which redirects the model in the person's words; and `Pattern`, which allows later
-calls whose `permission_text` it matches, never a chain of commands, and is listed and taken back.
+Teaches: a hook that answers `Ask`; a request that outlives its process; `Deny(text)`, which tells
+the model what to do instead; `Pattern`, which allows later calls too, and is listed and taken back.
 
 Run it with: python examples/17_approval.py
 """

@@ -84,7 +84,7 @@ def test_the_workload_writes_rows_of_every_kind(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("where", "nth"),
-    [("commit.before", 40), ("commit.after", 110), ("commit.after", 140), ("commit.before", 165)],
+    [("commit.before", 40), ("commit.after", 110), ("commit.after", 140), ("commit.before", 150)],
 )
 def test_a_life_that_was_cut_short_is_gone_on_with(where: str, nth: int) -> None:
     """Killed around a commit, the next life comes to the same end."""
