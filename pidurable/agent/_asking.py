@@ -10,15 +10,18 @@
 | before_compact | the first decision wins |
 
 A handler that raises, or answers something else, is reported and skipped; of `before_tool` that
-blocks the call. Cancellation, the end of the invocation and trouble of the storage pass.
+blocks the call. One of `on_abort` that takes more than a minute is skipped too. Cancellation, the
+end of the invocation and trouble of the storage pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import trio
 
 from pidurable.agent._hooks import (
     AfterResponse,
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
 
     AnyContext = TaskContext[Any, Any, Any]
     AnyTransaction = TaskTransaction[Any, Any]
+
+ABORT_HOOK_SECONDS_MAX: Final = 60.0
+"""Of one `on_abort` handler."""
 
 _RISKS: tuple[Risk, ...] = ("high", "medium", "low")
 
@@ -215,7 +221,10 @@ async def ask_after_tool(
 async def ask_on_abort(
     ctx: AnyContext, call: OnAbort, accept: Accept | None = None
 ) -> ToolResult | None:
-    """The result that takes the place of the aborted one, or None: nobody replaced it."""
+    """The result that takes the place of the aborted one, or None: nobody replaced it.
+
+    A handler that takes too long is skipped: nobody could abort an abort.
+    """
     return await _replaced(ctx, "on_abort", call, accept)
 
 
@@ -226,8 +235,14 @@ async def _replaced(
     for handler in ctx.handlers(name):
         # What one handler does to its record is not to reach the next.
         given = attrs.evolve(call, arguments=copied_json(call.arguments))
-        answer = await _answer(ctx, handler, name, given)
-        if isinstance(answer, ToolResult):
+        with trio.move_on_after(
+            ABORT_HOOK_SECONDS_MAX if name == "on_abort" else math.inf
+        ) as limit:
+            answer = await _answer(ctx, handler, name, given)
+        if limit.cancelled_caught:
+            place = hook_place(name, handler)
+            ctx.report(f"{place} took longer than {ABORT_HOOK_SECONDS_MAX:g} s and is skipped")
+        elif isinstance(answer, ToolResult):
             try:
                 result = answer if accept is None else accept(answer)
             except (TypeError, ValueError) as problem:
