@@ -15,12 +15,14 @@ Holds at all times:
   first wins, and who comes later is told;
 * nothing is decided below a live owner that is to be aborted, after the expiry, for another
   principal, or by what is no decision;
-* a call with an open request waits for it, durably; whatever settles the request wakes it.
+* a call with an open request waits for it, durably; whatever settles the request wakes it;
+* a call with a slot in `pi.live` is shown as held by the oldest open request of its own or of what
+  is below it: nested calls, and conversations that it owns, however deep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
@@ -205,7 +207,9 @@ def address_of_request(conversation_id: int, request_id: int) -> Address:
 def open_request(tx: TreeTransaction, *, task: int, conversation: int, asked: Asked) -> int:
     """Stage an open request of a call and return its id; the caller waits for it."""
     id = _put_request(tx, task=task, conversation=conversation, asked=asked)
-    _hold_slot(tx, conversation, task, held_by=f"permission {id}", status="waiting")
+    # Ids only grow, so whoever is held already is held by an older request.
+    for home, call in _held_by_request(tx, tx.doc_value(address_of_request(conversation, id))):
+        _hold_slot(tx, home, call, before=None, after=id)
     return id
 
 
@@ -279,11 +283,24 @@ def leave_open(
     address: Address,
     state: RequestState,
     *,
+    others: Collection[Address],
     closed_reason: ClosedReason | None = None,
     decision: Any = None,
     by: str | None = None,
 ) -> None:
-    """Stage the one step of a request out of `open`. The caller has looked that it is."""
+    """Stage the one step of a request out of `open`. The caller has looked that it is.
+
+    The calls above it that are held by it are held by the next one below them, if there is one.
+
+    Args:
+        tx: The commit.
+        address: Where the request is.
+        state: What it becomes.
+        others: Where requests are that may be open too.
+        closed_reason: Why it is closed, if it is.
+        decision: What was decided, as JSON.
+        by: Who has decided.
+    """
     fields = {
         "state": state,
         "closed_reason": closed_reason,
@@ -294,7 +311,12 @@ def leave_open(
     ops = [{"op": "replace", "path": f"/{name}", "value": new} for name, new in fields.items()]
     value = tx.doc_value(address)
     tx.patch_doc(definition_of(PermissionDocument), address, ops)
-    _hold_slot(tx, value["conversation"], value["task"], held_by=None, status="running")
+    for home, call in _held_by_request(tx, value):
+        live = read_doc(tx, LiveDocument, home)
+        place = find_call(live, call)
+        if place is not None and live["calls"][place]["held_by"] == f"permission {value['id']}":
+            after = _oldest_open(tx, others, call)
+            _hold_slot(tx, home, call, before=value["id"], after=after)
 
 
 def supersede(tx: TreeTransaction, request: PermissionRequest) -> None:
@@ -313,17 +335,46 @@ def is_open(tx: Transaction, address: Address) -> bool:
     return value is not None and value["state"] == "open"
 
 
+def _held_by_request(tx: TreeTransaction, value: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """Conversation and task of each call that a request holds up: its own, and those above."""
+    yield value["conversation"], value["task"]
+    for kind, id in reversed(value["path"]):
+        node = tx.view.task(id) if kind == "pi.tool" else None
+        if node is not None:
+            yield int(node.conversation), id
+
+
+def _oldest_open(tx: TreeTransaction, others: Collection[Address], call: int) -> int | None:
+    """The oldest open request of a call or of what is below it."""
+    for address in sorted(others, key=lambda each: int(each.key)):
+        value = tx.doc_value(address)
+        if value is None or value["state"] != "open":
+            continue
+        if call == value["task"] or ["pi.tool", call] in value["path"]:
+            return int(value["id"])
+    return None
+
+
 def _hold_slot(
-    tx: Transaction, conversation: int, task: int, *, held_by: str | None, status: str
+    tx: Transaction, conversation: int, task: int, *, before: int | None, after: int | None
 ) -> None:
-    """Show in `pi.live` what a call waits for; nested calls and closed rounds have no slot."""
-    place = find_call(read_doc(tx, LiveDocument, conversation), task)
-    if place is not None:
-        ops = [
-            {"op": "replace", "path": f"/calls/{place}/held_by", "value": held_by},
-            {"op": "replace", "path": f"/calls/{place}/status", "value": status},
-        ]
-        patch_live(tx, conversation, ops)
+    """Show in `pi.live` what a call waits for; nested calls and closed rounds have no slot.
+
+    One that is held by another request, or that has ended, stays as it is.
+    """
+    live = read_doc(tx, LiveDocument, conversation)
+    place = find_call(live, task)
+    if place is None or live["calls"][place]["held_by"] != _holder(before):
+        return
+    status = "running" if after is None else "waiting"
+    ops = [{"op": "replace", "path": f"/calls/{place}/held_by", "value": _holder(after)}]
+    if live["calls"][place]["status"] in ("running", "waiting"):
+        ops.append({"op": "replace", "path": f"/calls/{place}/status", "value": status})
+    patch_live(tx, conversation, ops)
+
+
+def _holder(request: int | None) -> str | None:
+    return None if request is None else f"permission {request}"
 
 
 # --- all requests of a session ----------------------------------------------------------------
@@ -345,6 +396,8 @@ class Permissions:
         self._open: dict[int, Address] = {}
         """Those that may be open by what is published; what is stored decides."""
         self._by_task: dict[int, int] = {}
+        self._staged: dict[int, Address] = {}
+        """Those that were opened in commits that are being stored."""
         runtime.kinds.add(self)
         runtime.session.participants.append(self)
         runtime.on_intent.append(self._close_of)
@@ -437,7 +490,8 @@ class Permissions:
         elif isinstance(decision, Happened):
             self._check_result(value, decision)
         state: RequestState = "granted" if isinstance(decision, GRANTING) else "denied"
-        leave_open(tx, address, state, decision=encode_decision(decision), by=by)
+        said = encode_decision(decision)
+        leave_open(tx, address, state, others=self._maybe_open(), decision=said, by=by)
         return request_of(tx.doc_value(address))
 
     def _check_open(self, tx: TreeTransaction, value: dict[str, Any]) -> None:
@@ -497,7 +551,7 @@ class Permissions:
         address = address_of_request(request.conversation, request.id)
         if not is_open(tx, address):
             return False
-        leave_open(tx, address, "expired")
+        leave_open(tx, address, "expired", others=self._maybe_open())
         return True
 
     def _close_of(self, tx: TreeTransaction, node: Node) -> None:
@@ -513,7 +567,12 @@ class Permissions:
             return
         address = address_of_request(node.conversation, id)
         if is_open(tx, address):
-            leave_open(tx, address, "closed", closed_reason=reason)
+            others = self._maybe_open()
+            leave_open(tx, address, "closed", others=others, closed_reason=reason)
+
+    def _maybe_open(self) -> Collection[Address]:
+        """Where all requests are that may be open, those of commits that are being stored too."""
+        return {**self._open, **self._staged}.values()
 
     # --- asked by the tasks layer --------------------------------------------------------
 
@@ -568,10 +627,14 @@ class Permissions:
         """Refuses nothing."""
 
     def joined(self, tx: Any) -> None:
-        """Needs nothing of it: what is staged is claimed."""
+        """Know what it opens, for the commits that follow it before it is stored."""
+        for address, state in tx.docs.items():
+            if address.name == _NAME and state is not None and state.value["state"] == "open":
+                self._staged[int(address.key)] = address
 
     def reverted(self) -> None:
-        """Keeps nothing staged."""
+        """What was staged is not stored."""
+        self._staged.clear()
 
     def committed(self, tx: Any) -> None:
         settled: list[int] = []
@@ -579,6 +642,7 @@ class Permissions:
             if address.name != _NAME:
                 continue
             id = int(address.key)
+            self._staged.pop(id, None)
             value = None if state is None else state.value
             if value is not None and value["state"] == "open":
                 self._open[id] = address

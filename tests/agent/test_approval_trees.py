@@ -10,9 +10,10 @@ from agent_world import ask, calls, results, verify
 from approval_world import GuardedWorld, acts, ask_for_act, begin, rest, the_open
 from trio.testing import MockClock
 
-from pidurable import Deny, Once, ToolCall, tool
+from pidurable import Deny, Once, ToolCall, ToolExecutionUpdate, tool
 from pidurable.agent._script import Step, When
 from pidurable.errors import AlreadyDecidedError, NotFoundError
+from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
 
 
@@ -235,6 +236,103 @@ async def test_a_wait_for_a_person_is_told_from_a_slow_process(autojump_clock: M
     assert (found.state, found.closed_reason, found.decided_by) == ("closed", "aborted", None)
     assert result.messages[0].code == "aborted"  # type: ignore[union-attr]
     assert "act ship" not in world.ledger
+
+
+def held(harness: Harness, conversation: int) -> tuple[str, str | None]:
+    """Status and holder of the only call that a conversation shows."""
+    (call,) = harness.conversation(conversation).live()["calls"]
+    return call["status"], call["held_by"]
+
+
+async def test_the_calls_above_a_request_are_shown_as_held_by_it(
+    autojump_clock: MockClock,
+) -> None:
+    """Whoever looks at the root sees that a person is waited for, far below, and no more after."""
+    world = deep_world()
+    async with world.open() as harness:
+        await begin(harness)
+        request = the_open(harness)
+        above = [id for kind, id in request.path if kind == "conversation"]
+        before = [held(harness, id) for id in above]
+    told: list[Any] = []
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(_collect_updates, root, told)
+        await harness.decide(request.id, Once())
+        after = [held(harness, id) for id in above]
+        await ask(harness, "go")
+        await verify(world, harness)
+        nursery.cancel_scope.cancel()
+
+    assert before == [("waiting", f"permission {request.id}")] * 3
+    assert after == [("running", None)] * 3
+    assert told[0] == ("running", None)
+
+
+async def _collect_updates(
+    conversation: Conversation,
+    told: list[Any],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    async with conversation.events() as batches:
+        task_status.started()
+        async for batch in batches:
+            updates = [event for event in batch if isinstance(event, ToolExecutionUpdate)]
+            told += [(event.status, event.held_by) for event in updates]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+async def test_of_several_requests_below_a_call_the_oldest_holds_it(
+    autojump_clock: MockClock, order: tuple[int, ...]
+) -> None:
+    """In whatever order they are decided, also over a restart; the last one lets it go."""
+
+    @tool(name="fan", replay="safe")
+    async def fan(call: ToolCall) -> str:
+        """Act three times at once."""
+
+        async def act(which: int) -> None:
+            await call.execute_tool("act", {"what": str(which)}, key=f"act {which}")
+
+        async with trio.open_nursery() as nursery:
+            for which in range(3):
+                nursery.start_soon(act, which)
+        return "fanned"
+
+    world = GuardedWorld(calls("fan"), "done", tools=[fan])
+    shown = []
+    async with world.open() as harness:
+        await begin(harness)
+        ids = [request.id for request in harness.permissions()]
+    async with world.open() as harness:
+        root = await harness.root()
+        left = sorted(ids)
+        for place in order:
+            shown.append(held(harness, root.id) == ("waiting", f"permission {left[0]}"))
+            await harness.decide(ids[place], Once() if place else Deny("no"))
+            left.remove(ids[place])
+        shown.append(held(harness, root.id) == ("running", None))
+        await ask(harness, "go")
+        await verify(world, harness)
+
+    assert len(ids) == 3
+    assert shown == [True] * 4
+
+
+async def test_an_abort_below_a_call_lets_go_of_it(autojump_clock: MockClock) -> None:
+    """A request that is closed by an abort holds nobody above any longer."""
+    world = deep_world()
+    async with world.open() as harness:
+        root = await harness.root()
+        await begin(harness)
+        request = the_open(harness)
+        await harness.abort_task(request.task)
+        shown = held(harness, root.id)
+        await harness.wait_for_idle()
+        await verify(world, harness)
+
+    assert shown == ("running", None)
 
 
 # C062
