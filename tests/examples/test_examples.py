@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,14 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERED = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
 
+pytestmark = pytest.mark.slow
 
-def run(name: str) -> list[str]:
-    """Run an example and return the lines of its output, which must be all that it says."""
+
+Run = Callable[[str], list[str]]
+
+
+def run_cold(name: str) -> list[str]:
+    """Run an example as people do and return the lines of its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name)],
         stdin=subprocess.DEVNULL,
@@ -31,7 +37,41 @@ def run(name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_payment_is_paid_aborted_and_resumed_after_a_kill() -> None:
+@pytest.fixture(scope="module")
+def run(slow_run: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run an example and return the lines of its output, which must be all that it says.
+
+    With `-m slow` each is a Python of its own, as people run them; else a fork of one that has
+    imported the product already, which costs less than half.
+    """
+    if slow_run:
+        yield run_cold
+        return
+    folder = tmp_path_factory.mktemp("examples")
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("PIDURABLE_")}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("warm_python.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as python:
+
+        def run_warm(name: str) -> list[str]:
+            assert python.stdin is not None
+            assert python.stdout is not None
+            output, errors = folder / f"{name}.out", folder / f"{name}.err"
+            told = [str(EXAMPLES / name), str(output), str(errors)]
+            print(json.dumps(told), file=python.stdin, flush=True)
+            code = int(python.stdout.readline())
+            assert code == 0, errors.read_text()
+            assert errors.read_text() == ""
+            return output.read_text().splitlines()
+
+        yield run_warm
+
+
+def test_a_payment_is_paid_aborted_and_resumed_after_a_kill(run: Run) -> None:
     """The payment runs to its end, gives back what was charged, and is charged once over a kill."""
     lines = run("01_payment.py")
 
@@ -44,7 +84,7 @@ def test_a_payment_is_paid_aborted_and_resumed_after_a_kill() -> None:
     ]
 
 
-def test_a_declined_card_undoes_the_whole_checkout() -> None:
+def test_a_declined_card_undoes_the_whole_checkout(run: Run) -> None:
     """One decline aborts what still ran, refunds what was paid, and leaves nothing charged."""
     lines = run("02_checkout.py")
 
@@ -63,7 +103,7 @@ def test_a_declined_card_undoes_the_whole_checkout() -> None:
     ]
 
 
-def test_an_agent_calls_its_tool_and_streams_its_answer() -> None:
+def test_an_agent_calls_its_tool_and_streams_its_answer(run: Run) -> None:
     """The events show the call, its result and the answer, which is also what the wait returns."""
     lines = run("03_agent.py")
 
@@ -74,7 +114,7 @@ def test_an_agent_calls_its_tool_and_streams_its_answer() -> None:
     assert lines[-1] == "answer: There are 12 apples."
 
 
-def test_a_tool_goes_on_with_its_sub_agents_after_a_restart() -> None:
+def test_a_tool_goes_on_with_its_sub_agents_after_a_restart(run: Run) -> None:
     """The first life ends in the middle of the survey; the second one brings the answer."""
     first, second = run("04_own_tool.py")
 
@@ -82,7 +122,7 @@ def test_a_tool_goes_on_with_its_sub_agents_after_a_restart() -> None:
     assert second == "Sunny everywhere."
 
 
-def test_reminders_of_months_ring_on_time_or_late_but_are_never_lost() -> None:
+def test_reminders_of_months_ring_on_time_or_late_but_are_never_lost(run: Run) -> None:
     """One rings before the kill, one that came due meanwhile at the reopening, one on its day."""
     assert run("05_timers.py") == [
         "a process begins on 01 January",
@@ -94,7 +134,7 @@ def test_reminders_of_months_ring_on_time_or_late_but_are_never_lost() -> None:
     ]
 
 
-def test_an_approval_is_taken_once_and_in_time() -> None:
+def test_an_approval_is_taken_once_and_in_time(run: Run) -> None:
     """A double click is one comment, silence fails at the deadline, and a late click is told."""
     assert run("06_approval_by_signal.py") == [
         "lunch: approved by Ada, comments: was it good?",
@@ -103,7 +143,7 @@ def test_an_approval_is_taken_once_and_in_time() -> None:
     ]
 
 
-def test_the_policies_of_a_join_decide_who_is_aborted() -> None:
+def test_the_policies_of_a_join_decide_who_is_aborted(run: Run) -> None:
     """All of a thousand end; the first success, or the first failure, aborts who still works."""
     lines = [line.split(": ", 1) for line in run("07_fan_out.py")]
 
@@ -115,7 +155,7 @@ def test_the_policies_of_a_join_decide_who_is_aborted() -> None:
     ]
 
 
-def test_tasks_of_old_releases_are_finished_by_todays() -> None:
+def test_tasks_of_old_releases_are_finished_by_todays(run: Run) -> None:
     """An older build blocks the newer task alone; today's migrates and finishes all three."""
     lines = run("08_versions.py")
 
@@ -132,7 +172,7 @@ def test_tasks_of_old_releases_are_finished_by_todays() -> None:
     ]
 
 
-def test_a_bank_that_is_down_is_asked_again_also_to_give_money_back() -> None:
+def test_a_bank_that_is_down_is_asked_again_also_to_give_money_back(run: Run) -> None:
     """Nothing happens while it is down; then one is sent, the other taken back, and asked after."""
     assert run("09_retries.py") == [
         "01:05 sent: kept",
@@ -145,7 +185,7 @@ def test_a_bank_that_is_down_is_asked_again_also_to_give_money_back() -> None:
     ]
 
 
-def test_limits_bound_what_runs_and_starve_no_tree() -> None:
+def test_limits_bound_what_runs_and_starve_no_tree(run: Run) -> None:
     """Two of a kind, five in all; and a tree of 63 that waits in memory gets through one slot."""
     most, tree = run("10_limits.py")
 
@@ -155,7 +195,7 @@ def test_limits_bound_what_runs_and_starve_no_tree() -> None:
     assert tree == "folders through one slot: 63"
 
 
-def test_documents_change_together_and_read_what_older_code_has_stored() -> None:
+def test_documents_change_together_and_read_what_older_code_has_stored(run: Run) -> None:
     """The old cart is read today; a commit that is refused changes no document; retired is gone."""
     assert run("11_documents.py") == [
         "read today: Cart(items={'apples': 1}, diary='Monday: apples.')",
@@ -168,7 +208,7 @@ def test_documents_change_together_and_read_what_older_code_has_stored() -> None
     ]
 
 
-def test_a_discussion_is_rewound_and_forked_and_forgets_without_loss() -> None:
+def test_a_discussion_is_rewound_and_forked_and_forgets_without_loss(run: Run) -> None:
     """Each fork policy gives its own, edits and heads change what is seen, and no entry is lost."""
     assert run("12_fork_and_rewind.py") == [
         "as of the hut: Plan(steps=['a hut'])",
@@ -190,7 +230,7 @@ SAID = [
 ]
 
 
-def test_a_view_that_is_watched_is_the_same_here_and_elsewhere() -> None:
+def test_a_view_that_is_watched_is_the_same_here_and_elsewhere(run: Run) -> None:
     """Without a terminal each line is shown once, and the patches gave the same view."""
     *said, last = run("13_watch.py")
 
@@ -222,7 +262,7 @@ def test_a_live_view_is_drawn_anew_in_a_terminal_while_the_answer_streams() -> N
     assert any("\nwriting: Of apples " in screen for screen in screens)
 
 
-def test_a_process_that_holds_nothing_is_answered_by_the_one_that_does() -> None:
+def test_a_process_that_holds_nothing_is_answered_by_the_one_that_does(run: Run) -> None:
     """Asked twice under one key is once; a refusal crosses; what waits is done or taken back."""
     assert run("14_two_processes.py") == [
         "answered: 384,400 km",
@@ -235,7 +275,7 @@ def test_a_process_that_holds_nothing_is_answered_by_the_one_that_does() -> None
     ]
 
 
-def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
+def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use(run: Run) -> None:
     """The move sends the parcel with the stamp that was sold already, the copy buys another."""
     assert run("15_backup_and_move.py") == [
         "exported, with unfinished tasks: 1",
@@ -244,7 +284,7 @@ def test_a_moved_session_asks_under_the_keys_that_a_copy_does_not_use() -> None:
     ]
 
 
-def test_what_is_typed_meanwhile_is_answered_or_given_back() -> None:
+def test_what_is_typed_meanwhile_is_answered_or_given_back(run: Run) -> None:
     """A steer joins the run, a follow-up starts the next, and what is taken back is never seen."""
     assert run("16_steer_and_follow_up.py") == [
         "queued: ['steer', 'follow_up', 'follow_up', 'write']",
@@ -259,7 +299,7 @@ def test_what_is_typed_meanwhile_is_answered_or_given_back() -> None:
     ]
 
 
-def test_a_log_book_that_outgrows_its_reader_is_summarised() -> None:
+def test_a_log_book_that_outgrows_its_reader_is_summarised(run: Run) -> None:
     """Fewer messages are sent once there is a summary, and the history still holds every day."""
     *days, asked, names, left, kept = run("18_compaction.py")
 
@@ -272,7 +312,7 @@ def test_a_log_book_that_outgrows_its_reader_is_summarised() -> None:
     assert kept == "days in the history: 10"
 
 
-def test_a_tool_runs_what_a_person_has_allowed() -> None:
+def test_a_tool_runs_what_a_person_has_allowed(run: Run) -> None:
     """The request outlives its process; a pattern lets the next by, and no chain of commands."""
     assert run("17_approval.py") == [
         "the process ended, the request did not",
@@ -292,7 +332,7 @@ def test_a_tool_runs_what_a_person_has_allowed() -> None:
     ]
 
 
-def test_an_office_keeps_its_rules_by_hooks() -> None:
+def test_an_office_keeps_its_rules_by_hooks(run: Run) -> None:
     """A letter goes elsewhere, another one nowhere, a call is hung up, and the run goes on once."""
     (line,) = run("19_hooks.py")
 
@@ -302,7 +342,7 @@ def test_an_office_keeps_its_rules_by_hooks() -> None:
     )
 
 
-def test_a_conversation_is_told_as_json_lines() -> None:
+def test_a_conversation_is_told_as_json_lines(run: Run) -> None:
     """Each line is an event with its type, and who reads only lines has the answer at the end."""
     *lines, last = run("20_events_as_json.py")
     types = [json.loads(line)["type"] for line in lines]
@@ -314,7 +354,7 @@ def test_a_conversation_is_told_as_json_lines() -> None:
     assert last == "the reader has seen: 'It is sunny.', 10 tokens"
 
 
-def test_a_killed_payment_is_reconciled() -> None:
+def test_a_killed_payment_is_reconciled(run: Run) -> None:
     """The bank is asked what became of it: booked, it is not paid again; never there, it is."""
     assert run("21_reconcile.py") == [
         "child: bank: charged 4242",
@@ -329,7 +369,7 @@ def test_a_killed_payment_is_reconciled() -> None:
     ]
 
 
-def test_a_killed_tool_finds_its_sub_agent_again() -> None:
+def test_a_killed_tool_finds_its_sub_agent_again(run: Run) -> None:
     """The second life asks the same conversation, which answers; nothing is left unfinished."""
     killed, found, *tasks, answer = run("22_subagent.py")
 
