@@ -41,27 +41,38 @@ if strict_guard.VARIABLE not in os.environ or "PYTEST_XDIST_WORKER" in os.enviro
 
 LONG_FILES = (
     "test_demo.py",
-    "test_examples.py",
     "test_run_killed.py",
-    "test_bad_stores.py",
-    "test_crash_points.py",
-    "test_conformance.py",
-    "test_style.py",
-    "test_bad_answers.py",
-    "test_conformance_bites.py",
-    "test_provider_kinds.py",
+    "test_examples.py",
     "test_interrupts.py",
     "test_screens.py",
+    "test_conformance.py",
+    "test_bad_stores.py",
+    "test_style.py",
     "test_watch.py",
-    "test_bad_names.py",
+    "test_crash_points.py",
+    "test_approval_commands.py",
+    "test_bad_answers.py",
+    "test_provider_ai.py",
+    "test_provider_kinds.py",
+    "test_teeth.py",
+    "test_settlement.py",
     "test_run.py",
+    "test_tool_call.py",
+    "test_bad_names.py",
+    "test_value_doors.py",
+    "test_conversation_writes.py",
+    "test_random_runs.py",
+    "test_histories.py",
+    "test_trees_killed.py",
+    "test_conformance_bites.py",
 )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process ends alone with one of them."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    order = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_collection_finish() -> None:
