@@ -189,7 +189,7 @@ async def test_whatever_a_tool_hands_back_is_one_valid_result(
     """What can be stored is; the rest is an error result that the model sees; the run goes on."""
     wrong: list[str] = []
     payloads = LIGHT if door in (returns, shows) else [*BAD_TEXTS, *OTHERS]
-    for payload in some(payloads):
+    for payload in some(payloads, of=6):
         conversation, settled = await world.run([CALL, "after"], door(payload.make()))
         result = await result_of(conversation)
         said = text_of(result)

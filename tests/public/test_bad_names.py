@@ -350,7 +350,7 @@ async def test_any_text_is_refused_or_reads_back_equal(
     world: World, door: Door, some: Callable[..., list[Any]]
 ) -> None:
     """A door for names and texts takes what can be stored, exactly, and no other type."""
-    assert await knock(world, door, some(TEXT_PAYLOADS)) == []
+    assert await knock(world, door, some(TEXT_PAYLOADS, of=6)) == []
 
 
 # --- choices and numbers ------------------------------------------------------------------------
@@ -502,7 +502,7 @@ async def test_nothing_wrong_is_taken_for_a_choice_an_id_or_a_moment(
     fitting = FITTING.get(door.__name__, set())
     payloads = [payload for payload in WRONG if payload.name not in fitting]
 
-    assert await knock(world, door, some(payloads)) == []
+    assert await knock(world, door, some(payloads, of=6)) == []
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_bodies_are_short() -> None:
         f"{source.place}:{node.lineno} {node.name} has {body_lines(node)}"
         for source in sources(*CODE)
         for node in functions(source)
+        # Most are shorter with all that is not counted, and need no closer look.
+        if (node.end_lineno or 0) - node.lineno > BODY_LINES_MAX
         if body_lines(node) > BODY_LINES_MAX
     ]
 

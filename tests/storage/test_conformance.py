@@ -49,15 +49,24 @@ class FaultyFactory:
         return FaultyStorage(self._factory.reopen(storage.inner))
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "memory_reopened",
-        "memory_faulty",
-        "sqlite",
-        "sqlite_reopened",
+PLAIN = ("memory", "sqlite")
+WRAPPED = ("memory_reopened", "memory_faulty", "sqlite_reopened")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Play every case on the plain backends, and each on one wrapped one; all with `-m slow`."""
+    if "case" not in metafunc.fixturenames:
+        return
+    whole = "slow" in str(metafunc.config.getoption("-m"))
+    played = [
+        pytest.param(case, backend, id=f"{backend}-{case.name}", marks=pytest.mark.slow)
+        for number, case in enumerate(conformance_cases())
+        for backend in (*PLAIN, *(WRAPPED if whole else WRAPPED[number % 3 :][:1]))
     ]
-)
+    metafunc.parametrize(("case", "factory"), played, indirect=["factory"])
+
+
+@pytest.fixture
 def factory(request: pytest.FixtureRequest, tmp_path: Path) -> StorageFactory:
     backend, _, wrapped = str(request.param).partition("_")
     plain: StorageFactory = MemoryFactory() if backend == "memory" else SqliteFactory(tmp_path)
@@ -66,7 +75,6 @@ def factory(request: pytest.FixtureRequest, tmp_path: Path) -> StorageFactory:
     return FaultyFactory(plain) if wrapped == "faulty" else plain
 
 
-@pytest.mark.parametrize("case", conformance_cases(), ids=lambda case: case.name)
 def test_the_backend_conforms(case: ConformanceCase, factory: StorageFactory) -> None:
     """The case holds on this backend."""
     case.run(factory)
