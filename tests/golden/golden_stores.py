@@ -13,6 +13,7 @@ import apsw
 import trio
 
 from pidurable import export_session
+from pidurable.agent._replay import unknown_text
 
 HERE = Path(__file__).parent
 SCHEMAS = sorted(
@@ -20,6 +21,8 @@ SCHEMAS = sorted(
 )
 """The schemas that there is a golden store of."""
 STORE = "golden.sqlite"
+INTERRUPTED = {1: 44, 2: 44}
+"""Place of the call that was found between its intent and its outcome, by schema."""
 
 
 def unpack(schema: int, folder: Path) -> Path:
@@ -36,6 +39,19 @@ def expected(schema: int) -> dict[str, Any]:
     """What the code of the schema found in the store (`found`), and how it ended it (`end`)."""
     said: dict[str, Any] = json.loads((HERE / f"schema_{schema}.json").read_text("utf-8"))
     return said
+
+
+def ended(schema: int) -> dict[str, Any]:
+    """How today's code ends it: as the code of the schema did, but for an interrupted call.
+
+    It completed then, and fails now, so that what it owned is aborted.
+    """
+    end: dict[str, Any] = expected(schema)["end"]
+    if schema in INTERRUPTED:
+        call = end["tasks"][INTERRUPTED[schema]]
+        assert call[3:] == ["completed", None, [True, "interrupted"], None]
+        call[3], call[6] = "failed", ["error", unknown_text(None)]
+    return end
 
 
 def exported(schema: int) -> bytes:

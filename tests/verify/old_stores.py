@@ -38,7 +38,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import golden_work as work
-from golden_stores import SCHEMAS, differences, expected, export, exported, raw, unpack
+from golden_stores import SCHEMAS, differences, ended, expected, export, exported, raw, unpack
 from killing_files import in_a_child
 
 from pidurable import import_session
@@ -221,7 +221,7 @@ def look(schema: int, before: dict[str, Any], count: Count, where: str, store: P
 
 
 def finish(schema: int, count: Count, where: str, folder: Path) -> None:
-    """Everything in it ends as the old code ended it."""
+    """Everything in it ends as the old code ended it, but for what is decided otherwise now."""
     try:
         trio.run(work.end, folder)
     except Exception as error:
@@ -229,7 +229,7 @@ def finish(schema: int, count: Count, where: str, folder: Path) -> None:
         return
     count.ended += 1
     found = trio.run(work.ended_in, folder)
-    count.add(f"{where}, ended", differences(expected(schema)["end"], found))
+    count.add(f"{where}, ended", differences(ended(schema), found))
 
 
 def refuse_newer(schema: int, count: Count, folder: Path) -> None:

@@ -68,12 +68,19 @@ class _Description:
         for task in tasks:
             if not task.kind.startswith(BUILT_IN):
                 continue
-            if task.outcome_status not in ("completed", "aborted"):
+            if task.outcome_status not in ("completed", "aborted") and not self._cut_off(task):
                 told.setdefault("ended badly", []).append([task.kind, task.outcome_status])
             told.setdefault("conversations", {}).update(self._owned_conversations(task.id))
         return {name: value for name, value in told.items() if value}
 
     # --- tasks ---------------------------------------------------------------------------
+
+    def _cut_off(self, row: TaskRow) -> bool:
+        """Whether it is a call that a crash has interrupted: it fails, and the run goes on."""
+        if row.kind != "pi.tool" or row.outcome_status != "failed":
+            return False
+        outcome = json.loads(self._storage.task_outcome(row.id) or "{}")
+        return (outcome.get("result") or {}).get("code") == "interrupted"
 
     def _task(self, row: TaskRow) -> dict[str, Any]:
         outcome = json.loads(self._storage.task_outcome(row.id) or "null")
