@@ -142,7 +142,7 @@ class LiveFacts:
     def _suspected(self, row: TaskRow) -> Look | None:
         """Whether it waits for its turn to be tried alone."""
         suspects, node = self._runtime.scheduler.suspects, self._runtime.published.task(row.id)
-        tried = suspects.on_trial
+        tried = suspects.tries()
         if node is None or tried is None or tried == row.id or not suspects.suspect(node):
             return None
         text = (

@@ -84,7 +84,7 @@ class Pass:
         suspects = self._scheduler.suspects
         if self._trial is not None:
             suspects.begin(self._trial)
-        elif suspects.on_trial is None:
+        elif suspects.tries() is None:
             # What was let go for a trial may have been settled, blocked or held back instead.
             suspects.let_next()
         self._index.to_mark.extend(self._found)
@@ -439,11 +439,11 @@ class Pass:
         self._reserve(tx.view.edit_task(id))
 
     def _held_back(self, node: Node) -> bool:
-        """Whether a suspect has to wait: another one is on trial, or starts in this pass."""
+        """Whether a suspect has to wait: another one is tried, or starts in this pass."""
         suspects = self._scheduler.suspects
         if not suspects.suspect(node):
             return False
-        if self._trial is None and suspects.on_trial is None:
+        if self._trial is None and suspects.tries() is None:
             return False
         suspects.wait(node)
         return True
@@ -483,5 +483,7 @@ class Pass:
         self._starting.add(node.id)
         if self._scheduler.suspects.suspect(node):
             self._trial = node.id
+            for waiting in self._scheduler.suspects.let_off(self._tx.view):
+                self._tx.put_state(waiting)
         holds = not aborting and not node.below
         self.starts.add(node, definition, aborting=aborting, takes_slot=holds)

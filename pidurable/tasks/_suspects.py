@@ -5,7 +5,15 @@ and progress forgives it. From the third charge on it is a suspect, and suspects
 the next one starts after the last has made progress or ended, or has been alive for a minute. So
 one that kills the process is blamed alone, and its neighbours go on.
 
+What the code of a suspect waits for in memory may be a suspect as well, which could not start as
+long as the trial above it lasts. So a trial pauses while its code waits: the next suspect may start
+then, and the commit that starts it puts the charge of those that wait back below suspicion. Again
+only one suspect runs, so what kills below a waiting caller is blamed, and the caller is not. A
+caller keeps its charge as long as nobody is tried in its place, so one that kills beside its own
+wait is blamed once no other suspect is left to start.
+
 * At most one task is on trial. What waits for its trial is in no other queue.
+* No suspect starts while the code of another one, which has lived for less, runs without waiting.
 * A trial ends when the task is no suspect any more, when its code has returned, or by the time. Of
   each kind, the first that waits is let go then; whichever is reserved first is tried next.
 * What is on trial is not stored: a process that dies starts over, with the charge stored.
@@ -13,12 +21,14 @@ one that kills the process is blamed alone, and its neighbours go on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import trio
 
+from pidurable.errors import StorageAccessError
 from pidurable.records._limits import SUSPECT_RECOVERIES, SUSPECT_SECONDS
-from pidurable.tasks._tree import Node
+from pidurable.tasks._tree import RUNNING, Node, View
 
 if TYPE_CHECKING:
     from pidurable.tasks._runtime import Runtime
@@ -43,13 +53,22 @@ class Suspects:
         self._started = False
         """Whether the code of what is on trial has begun."""
         self._begun = trio.Event()
+        self._tried: dict[int, None] = {}
+        """Whose trial has begun, as long as they run and are suspects."""
 
     def suspect(self, node: Node) -> bool:
         """Whether a task is to be tried alone."""
         recoveries = node.recoveries
-        return recoveries > 0 and recoveries >= suspect_from(
-            self._runtime.session.settings.recoveries_max
-        )
+        return recoveries > 0 and recoveries >= self._least
+
+    @property
+    def _least(self) -> int:
+        return suspect_from(self._runtime.session.settings.recoveries_max)
+
+    def tries(self) -> int | None:
+        """The task on trial whose code does not wait: nobody else is tried meanwhile."""
+        tried = self.on_trial
+        return None if tried is None or self._waits(tried) else tried
 
     def wait(self, node: Node) -> None:
         """Hold a suspect back until the trial is over; one that waits already keeps its place."""
@@ -61,10 +80,56 @@ class Suspects:
 
     def begin(self, task_id: int) -> None:
         """A suspect was reserved: it is on trial."""
+        self._tried = {id: None for id in self._tried if self._runs(id)}
+        self._tried[task_id] = None
         self.on_trial = task_id
         self._started = False
         self._since = trio.current_time()
         self._begun.set()
+
+    def holds(self, task_id: int) -> None:
+        """The code of a task has come to a wait in memory: others may be tried meanwhile."""
+        if task_id == self.on_trial:
+            self.let_next()
+            self._runtime.scheduler.kick()
+
+    def let_off(self, view: View) -> Iterator[Node]:
+        """Those that a new trial lets off, for they wait: no suspects any more, in `view`."""
+        for id in self._tried:
+            node = view.task(id)
+            if node is None or node.status is not RUNNING or not self.suspect(node):
+                continue
+            if self._waits(id):
+                node = view.edit_task(id)
+                node.recoveries = self._least - 1
+                yield node
+
+    def _waits(self, task_id: int) -> bool:
+        """Whether the code of a task waits in memory for what has not ended.
+
+        What ends wakes it: from then on it runs, though its code has had no turn yet.
+        """
+        held = self._runtime.cycles.held_by(task_id)
+        return task_id in self._runtime.invocations and any(self._is_open(id) for id in held)
+
+    def _is_open(self, awaited: int) -> bool:
+        """Whether what somebody waits for has not ended, as staged."""
+        node = self._runtime.staged.find(awaited)
+        if isinstance(node, Node):
+            return node.live
+        if node is not None:
+            return node.below > 0
+        try:
+            found = self._runtime.kinds.look(awaited, None)
+        except StorageAccessError:
+            # Not known now: the trial goes on as that of one that does not wait.
+            return False
+        return found is not None and found[1]
+
+    def _runs(self, task_id: int) -> bool:
+        """Whether a task runs, and is a suspect yet."""
+        node = self._runtime.published.task(task_id)
+        return node is not None and node.status is RUNNING and self.suspect(node)
 
     def look(self) -> None:
         """Something was said of the task on trial: is it over?"""

@@ -120,6 +120,7 @@ class Waits:
             return
         runtime.check_cycle(runtime.staged, waiter, (awaited,), others=others)
         leave = runtime.cycles.hold(waiter, awaited)
+        runtime.scheduler.suspects.holds(waiter)
         try:
             yield
         finally:

@@ -43,16 +43,11 @@ from pidurable import (
 )
 from pidurable.agent._script import RequestView, ScriptedCall, Step
 from pidurable.agent._scripted import ScriptedModel
-from pidurable.tasks import _suspects
 from pidurable.testing import Failpoints, KillAt
 
 POINTS = ("commit.before", "commit.after", "CP1", "CP2", "CP3", "CP4", "CP5")
 SECONDS_MAX = 60.0
 """A life that takes longer is stuck."""
-TRIAL_SECONDS = 0.2
-"""Killed this often, all that runs is suspected of it and tried one after the other, a minute each
-as long as it only waits. That is right for what kills the process; here it would be the whole time.
-"""
 
 
 class TreeScript:
@@ -205,7 +200,6 @@ def in_process(
         status = 1
         try:
             logging.getLogger("pidurable").setLevel(logging.CRITICAL + 1)
-            _suspects.SUSPECT_SECONDS = TRIAL_SECONDS
             trio.run(lambda: live(folder, widths, kill, abort_at=abort_at))
             status = 0
         except BaseException:

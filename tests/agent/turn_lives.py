@@ -28,15 +28,12 @@ from pidurable.agent._default_models import default_models
 from pidurable.agent._models import Models
 from pidurable.harness._open import open_harness
 from pidurable.registry import Registry
-from pidurable.tasks import _suspects
 from pidurable.testing import Failpoints, KillAt
 
 MODEL = "openai/model"
 PACE = 0.02
 """Of what takes virtual seconds in the programs without kills."""
 SECONDS_MAX = 60.0
-TRIAL_SECONDS = 0.2
-"""Killed this often, all that runs is suspected of it; see subagent_tree.py."""
 
 
 async def live(folder: Path, models: Models, death: list[Any] | None) -> None:
@@ -88,7 +85,6 @@ def forked(life: dict[str, Any], models: Models) -> str:
         code = 1
         try:
             logging.getLogger("pidurable").setLevel(logging.CRITICAL + 1)
-            _suspects.SUSPECT_SECONDS = TRIAL_SECONDS
             trio.run(live, Path(life["folder"]), models, life["death"])
             code = 0
         except BaseException:

@@ -98,6 +98,8 @@ class Oracle:
         """What invocations wait for in memory, as the driver says."""
         self.trials: dict[tuple[int, int], int] = {}
         """By task and invocation: since when everybody can see that it was reserved."""
+        self.reserved: set[int] = set()
+        """Tasks that the commit looked at reserves an invocation of."""
         self.begun: dict[int, int] = {}
         """By task: the invocation whose first handler has begun."""
         self.rare: Counter[str] = Counter()
@@ -224,6 +226,11 @@ class Oracle:
         before = self.tasks
         changed = {id: t for id, t in commit["tasks"].items() if t != before.get(id)}
         self.tasks = {**before, **changed}
+        self.reserved = {
+            id
+            for id, task in changed.items()
+            if id in before and task["invocations"] > before[id]["invocations"]
+        }
         self._new_ids(commit, before)
         self.conversations = {**self.conversations, **commit["conversations"]}
         self.books = dict(self.books)
@@ -330,7 +337,7 @@ class Oracle:
             gives = mine or commit["by"] == "close" or id in commit["renewed"] or task["mark"]
             gives = gives or not live(task) or (old["blocked"] and not task["blocked"])
             self._must(
-                gives and task["recoveries"] == 0,
+                (gives and task["recoveries"] == 0) or self.let_off(commit, id, old, task),
                 "charges are kept",
                 id,
                 old["recoveries"],
@@ -550,6 +557,13 @@ class Oracle:
         if task["recoveries"] >= SUSPECT_AFTER:
             other = self.suspect_running(id)
             self._must(other is None, "suspects one at a time", id, other, task["recoveries"])
+            kept = [
+                each
+                for each, found in self.tasks.items()
+                if each != id and found["status"] == "running" and self.holds(each)
+                if found["recoveries"] >= SUSPECT_AFTER and found["mark"] is None
+            ]
+            self._must(not kept, "who waits is let off by the next trial", id, [], kept)
         self.books[id] = {
             **self.books[id],
             "invocation": kind,
@@ -557,10 +571,26 @@ class Oracle:
             "definition": self.definitions[task["kind"]],
         }
 
+    def let_off(self, commit: dict[str, Any], id: int, old: TaskDict, task: TaskDict) -> bool:
+        """Whether a suspect waits in memory, and another one is tried in its place from now on."""
+        tried = (
+            each
+            for each, found in commit["tasks"].items()
+            if each in self.reserved and found["recoveries"] >= SUSPECT_AFTER
+        )
+        waits = old["status"] == task["status"] == "running" and self.holds(id)
+        below = old["recoveries"] >= SUSPECT_AFTER and task["recoveries"] == SUSPECT_AFTER - 1
+        return commit["by"] == "scheduler" and waits and below and any(tried)
+
+    def holds(self, id: int) -> bool:
+        """Whether the code of a task waits in memory for what has not ended."""
+        found = (self.tasks.get(each) for each in self.held.get(id, ()))
+        return any(each is not None and live(each) for each in found)
+
     def suspect_running(self, but: int) -> int | None:
         for id, task in self.tasks.items():
             stopped = task["mark"] is not None and self.books[id]["invocation"] == "phase"
-            if task["status"] != "running" or stopped or id == but:
+            if task["status"] != "running" or stopped or id == but or self.holds(id):
                 continue
             began = self.trials.get((id, task["invocations"]), self.alive_us)
             young = self.alive_us - began < SUSPECT_US

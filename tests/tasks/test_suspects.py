@@ -6,7 +6,17 @@ from typing import Any
 
 import trio
 from recount import check_at_rest
-from worlds import Actor, Harmless, Next, Other, Start, World, child_of, done, forever
+from worlds import (
+    Actor,
+    Harmless,
+    Next,
+    Other,
+    Start,
+    World,
+    child_of,
+    done,
+    forever,
+)
 
 from pidurable.records._limits import SUSPECT_SECONDS
 from pidurable.testing import Fault
@@ -214,3 +224,151 @@ async def test_owners_that_wait_for_what_is_below_keep_no_suspect_waiting() -> N
         await world.quiet()
         tasks = (first, child, middle, top)
         assert [world.outcome(id) for id in tasks] == ["aborted"] * 4
+
+
+def caller_of(*names: str) -> Any:
+    """A script that asks others, each in a conversation of its own, and waits for them in memory.
+
+    The others are created by name once, and wait to be found by it in every later life.
+    """
+
+    async def caller(at: Any, ctx: Any) -> None:
+        ids = [await ctx.create_task(Actor, name, key=name) for name in names]
+        async with trio.open_nursery() as nursery:
+            for id in ids:
+                nursery.start_soon(ctx.wait_for_task, id)
+        await ctx.complete("done")
+
+    return caller
+
+
+async def grown(world: World, owners: dict[str, tuple[str, ...]]) -> int:
+    """A tree of callers, the first of them at the top, that three deaths have made suspects."""
+    for name, below in owners.items():
+        world.scripts[name] = caller_of(*below)
+    async with world.crashing():
+        top = await world.create(next(iter(owners)))
+        await world.quiet()
+    await crash_times(world, 2)
+    world.log.clear()
+    return int(top)
+
+
+def recoveries(world: World) -> dict[str, int]:
+    """The charge of every task by its key, and of the first."""
+    return {row.key or "first": row.recoveries for row in world.rows()}
+
+
+# The first is asked first, so that callers run before what they wait for.
+TREE = {"r": ("a", "b"), "a": ("c", "d"), "b": ("e", "f")}
+
+
+async def test_callers_that_wait_for_suspects_below_do_not_keep_them_waiting(
+    mock_clock: Any,
+) -> None:
+    """A tree of callers that all are suspects comes to its end without a second of waiting."""
+    world = World()
+    world.scripts.update(dict.fromkeys("cdef", forever))
+    top = await grown(world, TREE)
+    world.scripts.update(dict.fromkeys("cdef", done))
+    async with world.open() as rt:
+        await world.quiet()
+        assert trio.current_time() == 0.0
+        assert world.outcome(top) == "completed"
+        check_at_rest(rt)
+    assert {row.outcome_status for row in world.rows()} == {"completed"}
+
+
+async def test_a_killer_below_waiting_callers_is_blamed_and_they_are_not() -> None:
+    """Whoever waits for what is tried is let off by the trial, so what kills runs alone."""
+    # C009
+    world = World()
+    world.scripts.update(dict.fromkeys("cdef", forever))
+    top = await grown(world, TREE)
+    killer = child_of(world, child_of(world, top, "b"), "e")
+    killed = trio.Event()
+
+    async def kill(at: Any, ctx: Any) -> None:
+        killed.set()
+        await trio.sleep_forever()
+
+    world.scripts.update({**dict.fromkeys("cdf", done), "e": kill})
+    deaths = 0
+    while not world.row(killer).blocked and deaths < 5:
+        async with world.crashing():
+            await world.quiet()
+            deaths += killed.is_set()
+        killed = trio.Event()
+    assert world.row(killer).blocked == "crash_loop"
+    assert deaths == 2
+    async with world.open() as rt:
+        await world.quiet()
+        assert {row.blocked for row in world.rows() if row.id != killer} == {None}
+        assert world.status(top) == "running"
+        assert world.outcome(child_of(world, top, "a")) == "completed"
+        check_at_rest(rt)
+
+
+async def test_a_caller_that_waits_is_let_off_by_the_next_trial_alone() -> None:
+    """Its charge goes below suspicion with the start of another suspect, and not by its wait."""
+    world = World()
+    world.scripts.update(b=forever)
+    await grown(world, {"a": ("b",)})
+    found: list[dict[str, int]] = []
+
+    async def looks(at: Any, ctx: Any) -> None:
+        found.append(recoveries(world))
+        await trio.sleep_forever()
+
+    world.scripts.update(b=looks)
+    async with world.crashing():
+        await world.quiet()
+    assert found == [{"first": 2, "b": 3}]
+    assert world.log == ["a start", "b start"]
+    # Below it nothing is left to try: it waits for what has never been charged.
+    new = World()
+    new.scripts.update(a=forever)
+    await suspects(new, "a")
+    new.scripts.update(a=caller_of("b"), b=forever)
+    for charge in (3, 4):
+        async with new.crashing():
+            await new.quiet()
+            assert recoveries(new)["first"] == charge
+    async with new.open(start=False):
+        assert [row.blocked for row in new.rows()] == ["crash_loop", None]
+
+
+async def test_a_suspect_whose_wait_is_over_is_on_trial_again() -> None:
+    """Once what its code waited for has ended it runs, and no other suspect starts before its end.
+
+    The other one may start while it waits, but what is waited for has the slot until then.
+    """
+    world = World(limits={"test.other": 1})
+    async with world.crashing():
+        await world.create("a", forever)
+        await world.create("b", forever, kind=Other)
+        await world.quiet()
+    await crash_times(world, 2)
+    world.log.clear()
+    child_ends, caller_ends = trio.Event(), trio.Event()
+
+    async def caller(at: Any, ctx: Any) -> None:
+        await ctx.wait_for_task(await ctx.create_task(Other, "child", key="child"))
+        world.log.append("a goes on")
+        await caller_ends.wait()
+        await ctx.complete("done")
+
+    async def child(at: Any, ctx: Any) -> None:
+        await child_ends.wait()
+        await ctx.complete("done")
+
+    world.scripts.update(a=caller, child=child)
+    async with world.open() as rt:
+        await world.quiet()
+        child_ends.set()
+        await world.quiet()
+        assert world.log == ["a start", "child start", "a goes on"]
+        check_at_rest(rt)
+        caller_ends.set()
+        await world.quiet()
+        assert world.log[-1] == "b start"
