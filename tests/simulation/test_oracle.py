@@ -367,3 +367,47 @@ def test_what_was_lost_with_a_batch_is_forgotten(history: History) -> None:
 
     assert history.model.tasks[2]["status"] == "pending"
     assert history.due() == ["2 (pending): not started, and nothing stands in its way"]
+
+
+def suspected_caller(h: History) -> None:
+    """2 owns 3; both were running in three deaths, and 2 is on trial."""
+    h.make(2)
+    h.run(2)
+    h.make(3, by=2, owner=2)
+    h.run(3)
+    for charge in (1, 2, 3):
+        h.model.died()
+        died = {"status": "pending", "recoveries": charge}
+        h.tell("open", tasks={2: died, 3: died})
+        h.model.started = True
+        if charge < 3:
+            h.run(2, 3)
+    h.run(2)
+
+
+def start_below(h: History, *, caller: int) -> None:
+    runs = {"status": "running", "invocations": 4}
+    h.tell("scheduler", tasks={2: {"recoveries": caller}, 3: runs})
+
+
+def test_a_suspect_that_waits_is_let_off_by_the_next_trial_and_by_nothing_else() -> None:
+    """The charge of a waiting suspect goes below suspicion as another starts; else it is kept."""
+    right, kept, runs, alone = histories = [History() for _ in range(4)]
+    for each in histories:
+        suspected_caller(each)
+        if each is not runs:
+            each.model.held[2] = (3,)
+    start_below(right, caller=2)
+    assert right.model.suspect_running(3) is None
+    with pytest.raises(Refused) as refused:
+        start_below(kept, caller=3)
+    assert refused.value.rule == "who waits is let off by the next trial"
+    with pytest.raises(Refused) as refused:
+        start_below(runs, caller=3)
+    assert refused.value.rule == "suspects one at a time"
+    with pytest.raises(Refused) as refused:
+        start_below(runs, caller=2)
+    assert refused.value.rule == "charges are kept"
+    with pytest.raises(Refused) as refused:
+        alone.tell("scheduler", tasks={2: {"recoveries": 2}})
+    assert refused.value.rule == "charges are kept"
