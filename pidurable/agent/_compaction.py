@@ -182,7 +182,11 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         self, ctx: CompactionContext, context: ModelContext, window: int | None
     ) -> Range | None:
         fixed = fixed_tokens(told_by(context))
-        keep = budget_of(window, ctx.settings, fixed).keep
+        budget = budget_of(window, ctx.settings, fixed)
+        keep = unanswered = budget.keep
+        if budget.blocking_above is not None:
+            # The rest is for the summary, and for what the estimates are wrong by.
+            unanswered = max(keep, (budget.blocking_above - fixed) * 3 // 4)
         counted = context_tokens(context)
         overflow = ctx.input.why == "overflow"
 
@@ -193,10 +197,12 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 if not isinstance(item.message, SystemMessage)
             )
             # Where the provider counts more than the estimate, less of it is kept.
-            most = keep * (estimate + fixed) // max(counted, estimate + fixed, 1)
+            share = (estimate + fixed, max(counted, estimate + fixed, 1))
+            most = [tokens * share[0] // share[1] for tokens in (keep, unanswered)]
             if overflow:
-                most = min(most, estimate // 2)
-            return choose_range(context, most)
+                # It is not known what fits.
+                most = [min(tokens, estimate // 2) for tokens in most]
+            return choose_range(context, *most)
 
         return await self._aside(context, choose)
 

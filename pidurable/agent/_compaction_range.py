@@ -163,25 +163,33 @@ class Range:
     kept_tokens: int
 
 
-def choose_range(context: ModelContext, keep: int) -> Range | None:
+def choose_range(context: ModelContext, keep: int, unanswered: int = 0) -> Range | None:
     """Choose where to cut, or None where nothing can be replaced.
 
     As much as fits `keep` is kept; where even the last part that may stand alone is larger, that
-    part. O(context): not for every request.
+    part. What users have said since the last answer is kept as far as it fits `unanswered`: a model
+    is to read it as it was said. O(context): not for every request.
+
+    Args:
+        context: The context.
+        keep: Tokens of what is recent.
+        unanswered: Tokens of what nobody has answered yet, where that is more.
     """
     items = list(context)
     tokens = [message_tokens(item.message) for item in items]
     limit = _open_round(context)
+    last_answer = _last_answer(context)
     chosen: int | None = None
     kept = 0
     for place in reversed(_places_to_cut(context)):
         if place > limit:
             continue
         size = sum(tokens[place:]) if chosen is None else kept + sum(tokens[place:chosen])
-        if chosen is not None and size > keep:
+        most = max(keep, unanswered) if place > last_answer else keep
+        if chosen is not None and size > most:
             break
         chosen, kept = place, size
-        if size > keep:
+        if size > most:
             break
     if chosen is None:
         return None
@@ -226,6 +234,14 @@ def _places_to_cut(context: ModelContext) -> list[int]:
             places.append(place)
     places.reverse()
     return places
+
+
+def _last_answer(context: ModelContext) -> int:
+    """The place of the newest answer, or -1."""
+    for place in range(len(context) - 1, -1, -1):
+        if isinstance(context[place].message, AssistantMessage):
+            return place
+    return -1
 
 
 def _open_round(context: ModelContext) -> int:

@@ -41,6 +41,34 @@ async def talk(harness: Harness, count: int, first: int = 0, tokens: int = 300) 
     ]
 
 
+async def test_inputs_that_are_placed_together_are_all_read_before_any_is_summarised(
+    autojump_clock: MockClock,
+) -> None:
+    """Also where they are more than what is kept of a conversation, as long as they fit."""
+    settings = attrs.evolve(BLOCKING, follow_ups="all")
+    world = compacted("fine", settings=settings)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await talk(harness, 4, tokens=400)
+        busy = await root.submit(long(4, 100), request_id="r4")
+        both = [
+            await root.submit(long(number, 700), request_id=f"r{number}", when_busy="follow_up")
+            for number in (5, 6)
+        ]
+        settled = [await each.wait() for each in (busy, *both)]
+        ended = outcomes(harness)
+        await verify(world, harness)
+
+    assert {each.status for each in settled} == {"done"}
+    assert [outcome.result.status for outcome in ended] == ["applied"]
+    read = markers(request_text(other_requests(world)[-1]))
+    summarised = set().union(*(markers(request_text(each)) for each in summary_requests(world)))
+    assert {"marker-005", "marker-006"} <= read
+    assert summarised.isdisjoint({"marker-005", "marker-006"})
+    assert "marker-000" in summarised
+
+
 async def test_above_the_threshold_a_request_waits_for_a_compaction(
     autojump_clock: MockClock,
 ) -> None:

@@ -132,7 +132,7 @@ def transcripts(draw: st.DrawFn) -> list[Entry]:
                 add(result(made, index, mark()))
         else:
             context = context_of(context_range(entries))
-            chosen = choose_range(context, draw(st.integers(0, 60)))
+            chosen = choose_range(context, draw(st.integers(0, 60)), draw(st.integers(0, 90)))
             if chosen is not None:
                 told = baseline_before(context, chosen.cut, 1)
                 summary = summary_message(mark(), 1)
@@ -242,6 +242,21 @@ def test_as_much_as_fits_is_kept_and_the_last_part_in_any_case() -> None:
         59: 5,
         60: 4,
     }
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "cut"), [(0, 6), (19, 6), (20, 5), (29, 5), (30, 4), (99, 4)]
+)
+def test_what_nobody_has_answered_yet_is_kept_as_far_as_it_fits(unanswered: int, cut: int) -> None:
+    """And nothing else is: before the last answer only what is recent counts."""
+    entries = [entry(id, user("w" * 40)) for id in (1, 2)]
+    entries.append(entry(3, answer("w" * 40)))
+    entries += [entry(id, user("w" * 40)) for id in (4, 5, 6)]
+
+    chosen = choose_range(context_of(entries), 5, unanswered)
+
+    assert chosen is not None
+    assert (chosen.cut, chosen.kept_tokens) == (cut, 10 * (7 - cut))
 
 
 def test_a_round_that_is_open_is_kept_whole_whatever_a_host_has_put_behind_it() -> None:
