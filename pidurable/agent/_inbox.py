@@ -29,6 +29,7 @@ from pidurable.agent._boundaries import (
 from pidurable.agent._documents import (
     InboxDocument,
     LiveDocument,
+    address_of,
     queue_item,
     read_doc,
     unqueue,
@@ -161,18 +162,20 @@ def submit(
         created_us=tx.now_us(),
     )
     inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
-    _check_room(session, conversation_id, inbox)
     item = {"submission": record.id, "mode": when_busy, "content": encoded}
-    tx.put_submission(record)
     if live["run"] is not None:
-        if tx.is_cancelled(conversation_id):
-            # Its run drains, and no other one will ever place what is queued behind it.
-            tx.update_submission(
-                attrs.evolve(record, status="unanswered", reason="aborted", ended_us=tx.now_us())
-            )
+        if not tx.is_cancelled(conversation_id):
+            _check_room(session, tx, conversation_id, item)
+            tx.put_submission(record)
+            queue_item(tx, conversation_id, item)
             return record.id
-        queue_item(tx, conversation_id, item)
+        # Its run drains, and no other one will ever place what is queued behind it.
+        tx.put_submission(record)
+        tx.update_submission(
+            attrs.evolve(record, status="unanswered", reason="aborted", ended_us=tx.now_us())
+        )
         return record.id
+    tx.put_submission(record)
     if inbox:
         update_doc(tx, InboxDocument, conversation_id, items=[])
     start_run(tx, conversation_id, [*inbox, item])
@@ -231,10 +234,9 @@ def write(
         created_us=tx.now_us(),
     )
     if encoded.is_visible and read_doc(tx, LiveDocument, conversation_id)["run"] is not None:
-        if crowds:
-            inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
-            _check_room(session, conversation_id, inbox)
         item = {"submission": record.id, "mode": WRITE, "entry": content}
+        if crowds:
+            _check_room(session, tx, conversation_id, item)
         tx.put_submission(record)
         queue_item(tx, conversation_id, item)
         return record.id
@@ -302,9 +304,33 @@ def _checked_write(content: Any, bytes_max: int) -> str:
     return _json.dumps(content, bytes_max=bytes_max)
 
 
-def _check_room(session: Session, conversation_id: int, inbox: Sequence[Any]) -> None:
-    if len(inbox) >= session.settings.queued_max:
-        raise ConversationFullError(conversation_id, session.settings.queued_max)
+def _check_room(
+    session: Session, tx: TreeTransaction, conversation_id: int, item: dict[str, Any]
+) -> None:
+    """Refuse an item that the inbox cannot hold besides what is queued.
+
+    What is queued is measured only where it may be too much, so that an item costs its own size.
+    """
+    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    settings = session.settings
+    if len(items) >= settings.queued_max:
+        raise ConversationFullError(conversation_id, settings.queued_max)
+    most = settings.document_bytes_max
+    before = session.staged_doc(address_of(InboxDocument, conversation_id))
+    if before is not None:
+        # Queued in order: what this body has queued is newer than all that was there before it.
+        known = before.value["items"]
+        newest = known[-1]["submission"] if known else 0
+        fresh = [each for each in items if each["submission"] > newest]
+        if before.bytes_bound + _size_of([*fresh, item]) <= most:
+            return
+    size = _size_of({"items": [*items, item]})
+    if size > most:
+        raise ConversationFullError(conversation_id, settings.queued_max, size, most)
+
+
+def _size_of(value: Any) -> int:
+    return len(_json.dumps(value).encode())
 
 
 # --- request ids --------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ class Conversation:
 
         Raises:
             ConversationBusyError: A run is active and `when_busy` is reject.
-            ConversationFullError: 1,000 inputs are queued already.
+            ConversationFullError: It would have to wait, and 1,000 inputs, or 4 MiB of them
+                (`document_bytes_max`), are queued already.
             RequestIdConflictError: The request id names other content.
             NotFoundError: No such conversation.
         """
@@ -205,7 +206,8 @@ class Conversation:
             NotJsonError: A value cannot be stored; the path says which.
             NotFoundError: No such conversation, no such entry in its history, or an image whose
                 bytes are not stored.
-            ConversationFullError: It would have to wait, and 1,000 items are queued already.
+            ConversationFullError: It would have to wait, and 1,000 items, or 4 MiB of them
+                (`document_bytes_max`), are queued already.
             RequestIdConflictError: The request id names other content.
         """
         harness = self._harness

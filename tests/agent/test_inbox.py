@@ -174,6 +174,33 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(autojump_clock: MockCl
     assert [each.status for each in outcomes] == ["done"] * 3
 
 
+async def test_a_queue_that_takes_too_many_bytes_refuses_too(autojump_clock: MockClock) -> None:
+    """Inputs and writes that do not fit beside what waits change nothing, and say why."""
+    settings = Settings(queued_max=9, document_bytes_max=4_000)
+    world = World(Step(text="slow", delay=5.0), repeat_last=True, settings=settings)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await root.submit("first")
+        kept = await root.submit("x" * 3_000)
+        before = root.inbox(), len(await root.open_submissions())
+        for size in (1_000, 5_000):
+            with pytest.raises(ConversationFullError, match=r"at most 4000 .*withdrawn"):
+                await root.submit("y" * size, request_id="again")
+            with pytest.raises(ConversationFullError, match="at most 4000 "):
+                await root.write("y" * size, kind="k", head=0)
+        after = root.inbox(), len(await root.open_submissions())
+        outcomes = [await kept.wait()]
+        # Nothing is queued where no run is active, so there it fits; its id was not used up.
+        big = await root.submit("y" * 5_000, request_id="again")
+        outcomes.append(await big.wait())
+        await verify(world, harness)
+
+    assert before[1] == 2
+    assert after == before
+    assert [each.status for each in outcomes] == ["done"] * 2
+
+
 class Written(_Ends):
     """Counts the characters of all that is written, in published commits."""
 

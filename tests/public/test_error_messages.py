@@ -36,7 +36,10 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     ],
     "ConversationBusyError": [errors.ConversationBusyError(1, 7)],
     "NothingToContinueError": [errors.NothingToContinueError(1)],
-    "ConversationFullError": [errors.ConversationFullError(1, 1000)],
+    "ConversationFullError": [
+        errors.ConversationFullError(1, 1000),
+        errors.ConversationFullError(1, 1000, 5_000_000, 4_194_304),
+    ],
     "DefinitionError": [
         errors.DefinitionError("Payment.charge", "it is not async", "Write: async def charge(...)")
     ],
