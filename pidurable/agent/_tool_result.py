@@ -178,15 +178,19 @@ def replaced(before: FinalResult, by: ToolResult, bounds: Bounds) -> FinalResult
 
 
 def _finished(result: ToolResult, bounds: Bounds) -> FinalResult:
+    for name in ("error", "terminate"):
+        said = getattr(result, name)
+        if type(said) is not bool:
+            raise TypeError(f"{name} of a result is True or False, not {show(said)}")
     final = FinalResult(
         blocks=_bounded_blocks(_blocks(result.content), bounds),
-        is_error=bool(result.error),
+        is_error=result.error,
         code="tool_error" if result.error else None,
         usage=_checked_usage(result.usage),
         details=_json.check_json(result.details, "$.details"),
         structured=_checked_structured(result.structured, bounds.tool),
         add_tools=_checked_names(result.add_tools),
-        terminate=bool(result.terminate),
+        terminate=result.terminate,
         handoff=_checked_note(result.handoff, bounds),
     )
     _check_fits(final.data, bounds.value_bytes_max - bounds.value_bytes_max // 3)

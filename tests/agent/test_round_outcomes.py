@@ -13,6 +13,7 @@ from agent_world import (
     calls,
     crash_everywhere,
     messages,
+    results,
     text_of,
     verify,
 )
@@ -112,6 +113,24 @@ async def test_a_call_that_faulted_does_not_terminate(
         await verify(world, harness)
 
     assert outcome.text == "done"
+
+
+@pytest.mark.parametrize("fields", [{"error": "no"}, {"terminate": "yes"}, {"error": None}])
+async def test_what_is_neither_true_nor_false_is_refused(
+    autojump_clock: MockClock, fields: dict[str, Any]
+) -> None:
+    """A word is not taken for a yes: the model is told what is wrong, and the run goes on."""
+    world = World(calls("odd"), "done", tools=[ending("odd", **fields)])
+
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        (result,) = await results(harness)
+        await verify(world, harness)
+
+    ((name, value),) = fields.items()
+    assert outcome.text == "done"
+    assert (result.is_error, result.code) == (True, "tool_error")
+    assert f"{name} of a result is True or False, not {value!r}" in text_of(result)
 
 
 # --- handoff ------------------------------------------------------------------------------------
