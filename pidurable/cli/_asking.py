@@ -22,6 +22,7 @@ from pidurable.agent._decisions import Decision, Deny, Happened, Interrupted, On
 from pidurable.agent._permissions import PermissionRequest
 from pidurable.cli._approvals import who_decides
 from pidurable.cli._host import Host
+from pidurable.cli._render import clean_line
 from pidurable.errors import AlreadyDecidedError, InvalidArgumentError, NotFoundError
 from pidurable.harness._open import Harness
 
@@ -30,6 +31,9 @@ __all__ = ["Asking", "decision_of", "may_ask"]
 DEAF_SECONDS = 0.5
 LINE_BYTES_MAX = 64 * 1024
 NOBODY = "Nobody can be asked: this was started with --no-questions."
+
+NEARLY_CHARACTERS_MAX = 4
+"""Of a word that may be a slip of the finger; a longer one is what somebody means to say."""
 
 _CALL_PROMPT = "y: yes, this once; n: no; anything else is a no with that text to the model > "
 _EFFECT_PROMPT = "r: run it again; i: nobody knows; h TEXT: it happened, with this result > "
@@ -41,7 +45,11 @@ def may_ask(host: Host) -> bool:
 
 
 def decision_of(request: PermissionRequest, line: str) -> Decision | None:
-    """What a typed line decides; None where it decides nothing."""
+    """What a typed line decides; None where it decides nothing.
+
+    Any text is a no with that text, but for a short word that is nearly a yes or a no: who has
+    typed `yse` has not said no.
+    """
     text = line.strip()
     word = text.lower()
     if request.subject == "call":
@@ -49,12 +57,29 @@ def decision_of(request: PermissionRequest, line: str) -> Decision | None:
             return Once()
         if word in ("n", "no"):
             return Deny()
-        return Deny(text) if text else None
+        return None if not text or is_nearly(word) else Deny(text)
     if word in ("r", "rerun"):
         return Rerun()
     if word in ("i", "interrupted"):
         return Interrupted()
     return Happened(text[2:].strip()) if word.startswith("h ") else None
+
+
+def is_nearly(word: str) -> bool:
+    """Whether a lower-case word is nearly "yes" or "no", and neither."""
+    bare = word.rstrip(".,!?")
+    if not bare or len(bare) > NEARLY_CHARACTERS_MAX or not bare.isalpha():
+        return False
+    return bare[0] in "yn" or any(_one_slip(bare, meant) for meant in ("yes", "no"))
+
+
+def _one_slip(typed: str, meant: str) -> bool:
+    """Whether one letter too many, too few or wrong, or two that changed places, is all."""
+    slips = {meant[:i] + meant[i + 1 :] for i in range(len(meant))}
+    slips |= {meant[:i] + meant[i : i + 2][::-1] + meant[i + 2 :] for i in range(len(meant))}
+    wrong = len(typed) == len(meant) and sum(map(str.__ne__, typed, meant)) == 1
+    many = any(typed[:i] + typed[i + 1 :] == meant for i in range(len(typed)))
+    return wrong or many or typed in slips
 
 
 def no_answer(request: PermissionRequest) -> Decision:
@@ -124,6 +149,8 @@ class Asking:
                 decision = decision_of(request, line)
                 if decision is not None:
                     found.append(decision)
+                elif request.subject == "call" and line.strip():
+                    self._say(f"{clean_line(line.strip(), chars_max=20)!r} is neither y nor n\n")
             nursery.cancel_scope.cancel()
         return found[0] if found else None
 

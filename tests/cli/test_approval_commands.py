@@ -360,13 +360,15 @@ def test_at_a_terminal_any_other_words_are_a_no_with_a_text(guarded: Path, slow_
     with terminal(guarded, "run", "go", "--script", "s.yaml", "-e", "guard.py") as shell:
         shell.until("y: yes, this once")
         _pause(shell, _asking.DEAF_SECONDS + 0.3)
-        shell.press(b"\n")
-        _pause(shell, _asking.DEAF_SECONDS + 0.3)
+        for nothing_yet in (b"\n", b"yse\n"):
+            shell.press(nothing_yet)
+            _pause(shell, _asking.DEAF_SECONDS + 0.3)
         shell.press(b"use the other one\n")
         code = shell.wait()
         text = shell.text()
 
     assert code == 0, text
+    assert "'yse' is neither y nor n" in text
     assert "They said: use the other one" in text
     assert ledger(guarded) == []
 
@@ -448,7 +450,10 @@ async def test_a_run_beside_a_holder_says_what_waits_and_leaves_with_6(
 
 
 def test_what_a_typed_line_decides() -> None:
-    """Yes and no in their words, everything else is a no with a text; blank decides nothing."""
+    """Yes and no in their words, everything else is a no with a text.
+
+    Nothing is decided by a blank line, or by a short word that is nearly one of them.
+    """
 
     class Request:
         subject = "call"
@@ -459,6 +464,10 @@ def test_what_a_typed_line_decides() -> None:
     assert decision_of(request, "no\n") == Deny()
     assert decision_of(request, "yes please\n") == Deny("yes please")
     assert decision_of(request, " \n") is None
+    for slip in ("yse", "ye", "nope", "yes!", "Yess", "on", "nyo", "nah", "yep", "ys", "n,"):
+        assert decision_of(request, f"{slip}\n") is None, slip
+    for meant in ("stop", "ask me", "never", "why?", "no, later", "rm", "5", "yes, but", "\u00e9"):
+        assert decision_of(request, f"{meant}\n") == Deny(meant), meant
     request.subject = "effect"
     assert decision_of(request, "y\n") is None
     assert decision_of(request, "h it was sent\n").result == "it was sent"
