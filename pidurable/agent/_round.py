@@ -25,6 +25,7 @@ from pidurable.agent._documents import (
     AgentDocument,
     LiveDocument,
     call_slot,
+    patch_live,
     read_doc,
     update_doc,
 )
@@ -102,11 +103,14 @@ def start_next_call(tx: Tx, ctx: GenerationContext, at: Tools) -> None:
     (answer,) = ctx.snapshot.entry(at.assistant).messages
     assert isinstance(answer, AssistantMessage)
     task = _create_call(tx, at.assistant, index, answer.tool_calls[index])
-    calls = [
-        {**slot, "task": int(task), "status": "running"} if slot["index"] == index else slot
-        for slot in read_doc(tx, LiveDocument, ctx.conversation_id)["calls"]
+    slots = read_doc(tx, LiveDocument, ctx.conversation_id)["calls"]
+    place = next(place for place, slot in enumerate(slots) if slot["index"] == index)
+    news = {"task": int(task), "status": "running"}
+    ops = [
+        {"op": "replace", "path": f"/calls/{place}/{name}", "value": value}
+        for name, value in news.items()
     ]
-    update_doc(tx, LiveDocument, ctx.conversation_id, calls=calls)
+    patch_live(tx, ctx.conversation_id, ops)
     tx.wait(then=Tools(assistant=at.assistant, queued=tuple(rest)), on=[task])
 
 

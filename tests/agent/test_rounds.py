@@ -13,6 +13,7 @@ from agent_world import (
     check_transcript,
     crash_everywhere,
     messages,
+    odd_tool,
     results,
     text_of,
     verify,
@@ -89,6 +90,42 @@ async def test_calls_of_a_sequential_round_run_one_after_the_other(
     assert sorted(result.call[1] for result in found) == [0, 1, 2, 3]
     sent = [item.message for item in world.model.requests[-1].messages]
     assert [m.call[1] for m in sent if isinstance(m, ToolResultMessage)] == [0, 1, 2, 3]
+
+
+async def test_the_next_call_of_a_sequential_round_writes_its_own_slot_alone(
+    autojump_clock: MockClock,
+) -> None:
+    """What the calls before it have put out is not written again with each one after them."""
+    world = World(calls("odd", "odd", "odd"), "done", settings=Settings(sequential_tools=True))
+
+    async def speak(call: ToolCall) -> None:
+        await call.output("x" * 2_000)
+        await call.sleep(1)
+
+    world.install(odd_tool(speak))
+    ops: list[dict[str, Any]] = []
+
+    class Written:
+        """Keeps the operations on `pi.live`, in published commits."""
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: None
+
+        def committed(self, tx: Any) -> None:
+            for change in tx.doc_changes:
+                if change.address.name == "pi.live":
+                    ops.extend(change.ops)
+
+    async with world.open() as harness:
+        harness.session.participants.append(Written())
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert outcome.text == "done"
+    # Begun once with the round, and emptied at its end.
+    assert [len(op["value"]) for op in ops if op["path"] == "/calls"] == [3, 0]
+    begun = [op for op in ops if op["path"].endswith("/task")]
+    assert [op["path"] for op in begun] == ["/calls/1/task", "/calls/2/task"]
 
 
 async def test_without_a_sequential_tool_the_calls_of_a_round_overlap(
