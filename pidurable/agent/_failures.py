@@ -36,8 +36,21 @@ async def request_failed(
     request: ModelRequest,
     partial: PartialAnswer,
     deferred: Poll | None = None,
+    *,
+    used: Usage | None = None,
 ) -> None:
-    """A request failed: try again later if that may help, else end the run."""
+    """A request failed: try again later if that may help, else end the run.
+
+    Args:
+        services: The seams.
+        ctx: The generation.
+        at: The request as it was fixed.
+        error: Why it has failed.
+        request: What was sent.
+        partial: What came.
+        deferred: The poll, where it was one.
+        used: What it took, by an answer that cannot be stored; else that is estimated.
+    """
     session = services.session
     conversation = ctx.conversation_id
     delay, detail = next_try(
@@ -46,12 +59,14 @@ async def request_failed(
     if error.kind == "overflow" and at.overflowed:
         context = await session.context(conversation, at.cutoff)
         detail = bounded(cannot_fit(detail, context), ERROR_MESSAGE_BYTES_MAX)
-    usage = estimated_usage(
-        services.models,
-        at.model,
-        sent_characters=request_characters(request),
-        received_characters=partial.characters,
-    )
+    usage = used
+    if usage is None:
+        usage = estimated_usage(
+            services.models,
+            at.model,
+            sent_characters=request_characters(request),
+            received_characters=partial.characters,
+        )
     if deferred is not None and delay is not None:
         # Asking again costs nothing: the answer, once it is there, brings what it took.
         usage = Usage()

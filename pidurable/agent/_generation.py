@@ -271,7 +271,11 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             # Larger than any value may be, or more calls than can be shown: the model's fault,
             # never the store's.
             refused = ModelError("other", f"the answer cannot be stored: {too_much}")
-            await request_failed(services, ctx, at, refused, request, partial)
+            used = answer.usage if isinstance(answer, AssistantMessage) else None
+            if used is not None and not used.input_tokens + used.output_tokens:
+                # Counted by nobody.
+                used = None
+            await request_failed(services, ctx, at, refused, request, partial, used=used)
             return
         services.session.failpoints.hit("CP1")
 

@@ -524,6 +524,26 @@ async def test_an_answer_that_cannot_be_stored_ends_the_run(autojump_clock: Mock
     assert "cannot be stored" in outcome.detail
 
 
+@pytest.mark.parametrize("counted", [True, False])
+async def test_an_answer_that_cannot_be_stored_costs_what_the_provider_counted(
+    autojump_clock: MockClock, counted: bool
+) -> None:
+    """The count is there, whatever became of the answer; without one it is estimated."""
+    usage = Usage(requests=1, input_tokens=7_001 * counted, output_tokens=902 * counted)
+    step = Step(text="\x01" * 10_000, usage=usage)
+    world = World(step, settings=Settings(value_bytes_max=20_000))
+
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        charged = (await harness.usage())[MODEL]
+        await verify(world, harness)
+
+    assert outcome.reason == "model_error"
+    assert (charged == usage) is counted
+    assert charged.requests == 1
+    assert charged.output_tokens == 902 if counted else charged.output_tokens > 2_000
+
+
 async def test_more_calls_than_can_be_shown_are_the_models_fault(autojump_clock: MockClock) -> None:
     """An answer with so many calls that `pi.live` cannot hold them ends the run, and says why."""
     world = World(calls(*["once"] * 100), settings=Settings(document_bytes_max=8_192))
