@@ -84,6 +84,7 @@ from pidurable.agent._turn_hooks import (
 )
 from pidurable.errors import (
     DocumentTooLargeError,
+    InvalidArgumentError,
     MissingExtraError,
     ModelError,
     NotFoundError,
@@ -141,7 +142,13 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             await end_unanswered(self._services, ctx, "reset", detail)
             return True
         told = told_by(context)
-        env = services.env_for(conversation, agent)
+        try:
+            env = services.env_for(conversation, agent)
+        except InvalidArgumentError as error:
+            if error.argument != "cwd":
+                raise
+            await end_unanswered(self._services, ctx, "no_folder", str(error))
+            return True
         now_us = session.clock.now_us()
         sections = await render_sections(agent, env, now_us, told, ctx.report)
         message = difference(told, sections, declare(agent), now_us)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,13 +156,28 @@ class AgentServices:
 
 
 def local_env() -> EnvFor:
-    """An environment per working directory on this machine."""
-    made: dict[str, Env] = {}
+    """An environment per working directory on this machine.
 
-    def env_for(_: int, agent: Agent) -> Env:
+    What it gives raises InvalidArgumentError for `cwd` where the directory is gone.
+    """
+    made: dict[str, LocalEnv] = {}
+
+    def env_for(conversation_id: int, agent: Agent) -> Env:
         root = agent.cwd or "."
-        if root not in made:
+        found = made.get(root)
+        if found is not None and os.path.isdir(found.root):
+            return found
+        try:
             made[root] = LocalEnv(root)
+        except (InvalidArgumentError, OSError) as error:
+            whose = f"conversation {conversation_id}"
+            if agent.cwd is None:
+                whose = f"the process, which {whose} works in,"
+            problem = (
+                f"the working directory of {whose} is no folder (any more); make it again, or "
+                "choose another one with `conversation.configure(AgentChange(cwd=...))`"
+            )
+            raise InvalidArgumentError("cwd", problem, show(root)) from error
         return made[root]
 
     return env_for

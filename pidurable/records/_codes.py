@@ -33,6 +33,7 @@ NOT_MOVING = {
 
 UNANSWERED = {
     "no_model": "No model is configured, or its provider is not installed.",
+    "no_folder": "The working directory of the conversation is gone; its detail says which.",
     "model_error": "The model request failed for good.",
     "context_overflow": "The conversation does not fit the model's context window.",
     "aborted": "The run was aborted.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -428,3 +429,28 @@ async def test_one_baseline_follows_a_head(autojump_clock: MockClock) -> None:
     assert world.model.requests[2].system == world.model.requests[3].system
     assert "be long" in world.model.requests[2].system
     assert [text_of(m.message) for m in world.model.requests[2].messages] == ["three"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_without_its_folder_a_run_ends_and_says_how_to_choose_another(
+    autojump_clock: MockClock, tmp_path: Path, is_new: bool
+) -> None:
+    """Found at the start or later: `no_folder`, with the `cwd`, and usable after a change."""
+    world = World("one", "two", "three", position="run")
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    async with world.open(agent=AgentChange(model=MODEL, cwd=str(folder))) as harness:
+        root = await harness.root()
+        if not is_new:
+            assert (await ask(harness, "a", "r1")).status == "done"
+        folder.rmdir()
+        gone = await ask(harness, "b", "r2")
+        await root.configure(AgentChange(cwd=str(tmp_path)))
+        again = await ask(harness, "c", "r3")
+        await verify(world, harness)
+
+    assert (gone.status, gone.reason) == ("unanswered", "no_folder")
+    assert str(folder) in gone.detail
+    assert "configure(AgentChange(cwd=...))" in gone.detail
+    assert again.status == "done"
