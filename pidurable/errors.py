@@ -506,30 +506,19 @@ class ConversationBusyError(PidurableError):
 
 @attrs.define(eq=False)
 class ConversationFullError(PidurableError):
-    """The queue of this conversation is full. Nothing was stored; try again when it is shorter.
-
-    It has as many items as it may, or those would take more bytes together than a document may.
-    What is handed in while no run is active is not queued.
-    """
+    """The queue of this conversation is full. Nothing was stored; try again when it is shorter."""
 
     conversation: int
     queued_max: int
-    size_bytes: int | None = None
-    """What the items would take together, where that is too much; None where they are too many."""
+    size_bytes: int | None = None  # of the items together; None where they are too many
     bytes_max: int | None = None
 
     def __str__(self) -> str:
-        wait = "try again when some were placed or withdrawn, or when no run is active"
-        if self.size_bytes is None:
-            return (
-                f"conversation {self.conversation} has {self.queued_max} queued items, the most "
-                f"allowed; {wait}"
-            )
-        return (
-            f"the queued items of conversation {self.conversation}, at most {self.queued_max}, "
-            f"would take {self.size_bytes} bytes together, at most {self.bytes_max} are allowed; "
-            f"{wait}"
-        )
+        text = f"conversation {self.conversation} has {self.queued_max} queued items, the most"
+        if self.size_bytes is not None:
+            most = f"where at most {self.bytes_max}, and {self.queued_max} items, are"
+            text = f"conversation {self.conversation} would queue {self.size_bytes} bytes, {most}"
+        return f"{text} allowed; try again when some were placed or withdrawn, or no run is active"
 
 
 @attrs.define(eq=False)
