@@ -235,6 +235,7 @@ async def _replaced(
     for handler in ctx.handlers(name):
         # What one handler does to its record is not to reach the next.
         given = attrs.evolve(call, arguments=copied_json(call.arguments))
+        answer: Any = None
         with trio.move_on_after(
             ABORT_HOOK_SECONDS_MAX if name == "on_abort" else math.inf
         ) as limit:
