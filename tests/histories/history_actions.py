@@ -298,12 +298,24 @@ class Body:
             self.state.copy(address, doc, self.model.new_life())
 
     def finish(self) -> bool:
-        """The end of the body: copy what forks begin with. Say whether anything is stored."""
+        """The end of the body: copy what others begin with. Say whether anything is stored."""
         for address in sorted(self.unsettled, key=lambda each: (each[1], each)):
             self.settle(address)
         state, before = self.state, self.before
+        for id in sorted(state.places.keys() - before.places.keys()):
+            self._copy_agent(state.places[id])
         grown = len(state.lines) + len(state.places) > len(before.lines) + len(before.places)
         return grown or state.docs != before.docs
+
+    def _copy_agent(self, made: Place) -> None:
+        """What a task makes begins with the agent of the task's conversation; forks have theirs."""
+        if made.owner is None or made.parent is not None:
+            return
+        address = (AGENT.name, made.id, "")
+        above = self.state.docs.get((AGENT.name, self.homes[made.owner], ""))
+        if above is not None and address not in self.state.docs:
+            self.rare["agent copied from the owner"] += 1
+            self.state.copy(address, above, self.model.new_life())
 
     def _count_fork(self, place: int, at: int | None) -> None:
         state, rare = self.state, self.rare
