@@ -115,7 +115,18 @@ class SessionTree:
                 return any(owner.intent for owner in view.owners(node))
             lower = lower.lower
         published = self.published.find(node.id)
-        return self.below_intent(node if published is None else published)
+        if published is not None:
+            return self.below_intent(published)
+        if not self.index.intents:
+            return False
+        # What is new, and what is new above it, is unknown to the published tree.
+        for owner in view.owners(node):
+            if owner.intent:
+                return True
+            known = self.published.find(owner.id)
+            if known is not None:
+                return self.below_intent(known)
+        return False
 
     def conversations_below(self, view: View, owner: int) -> list[int]:
         """Conversations with live work whose nearest live owner is `owner`, in a view of the line.

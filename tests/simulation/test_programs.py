@@ -65,6 +65,26 @@ def test_a_seed_plays_the_same_program_under_any_hash_seed() -> None:
     assert lines[0] == lines[1]
 
 
+def test_new_work_below_a_new_conversation_sees_an_intent_above_both() -> None:
+    """A task whose owner's owner has failed, and which makes a conversation with work, starts none.
+
+    Conversation and work were new in the commit, so a look at what is published ended at them.
+    """
+    program: Program = [
+        ["crash", 0, 5, 7],
+        ["create", 3, 30, 1, 6, 7, 4, 6],
+        ["create", 2, 17, 1, 2, 2, 7, 4],
+        ["abort", 39, 3],
+        ["child", 50, 1, 0, 1, 1, 6],
+        ["end_handler", 0, 0, 2],
+        ["end", 6, 2, 4, 13, 4],
+        ["conversation", 6, 1, 0, 4],
+    ]
+    found = first_difference(program, 207)
+
+    assert not isinstance(found, str), found
+
+
 def test_shrinking_keeps_what_fails_and_little_else() -> None:
     """Of seventy operations the two that matter are left."""
     program = draw_program(1, 70)
