@@ -375,9 +375,9 @@ async def _finish(
             ended = [each.id for each in end.settled if each.status != "queued"]
             here = [id for id in ended if id in watched.story.settled]
             await watched.caught_up(here or ended[:1])
-            nursery.cancel_scope.cancel()
-            return None
         nursery.cancel_scope.cancel()
+    if not scope.cancelled_caught:
+        return None
     assert options.timeout is not None
     host.err(str(WaitTimeoutError("the answer", options.timeout)), "yellow")
     host.err(f"  next: `{clean_line(options.resume_command)}` goes on")

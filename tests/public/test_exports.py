@@ -69,6 +69,18 @@ def own_members(cls: type) -> dict[str, object]:
     return found
 
 
+def _written(cls: type, field: attrs.Attribute[object]) -> object:
+    """The type of a field as the class statement has it.
+
+    What decodes a class replaces the texts in its fields by the types that they name.
+    """
+    for each in cls.__mro__:
+        written = vars(each).get("__annotations__", {})
+        if field.name in written:
+            return written[field.name]
+    return field.type
+
+
 def describe(name: str, value: object) -> list[str]:
     """One line for a name, and one for each public member of a class."""
     if not isinstance(value, type):
@@ -79,7 +91,7 @@ def describe(name: str, value: object) -> list[str]:
     bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
     lines = [f"class {name}({bases})"]
     if attrs.has(value):
-        lines += [f"    {each.name}: {each.type}" for each in attrs.fields(value)]
+        lines += [f"    {each.name}: {_written(value, each)}" for each in attrs.fields(value)]
     elif issubclass(value, enum.Enum):
         lines += [f"    {each.name}" for each in value]
     fields = {each.name for each in attrs.fields(value)} if attrs.has(value) else set()
