@@ -40,6 +40,16 @@ if strict_guard.VARIABLE not in os.environ or "PYTEST_XDIST_WORKER" in os.enviro
     strict_guard.watch()
 
 LONG_FILES = (
+    # With `-m slow`.
+    "test_histories.py",
+    "test_programs.py",
+    "test_turn_programs.py",
+    "test_subagent_tree.py",
+    "test_turn_kills.py",
+    "test_random_compactions.py",
+    "test_approval_random.py",
+    "test_interrupted_work.py",
+    # By default.
     "test_demo.py",
     "test_run_killed.py",
     "test_examples.py",

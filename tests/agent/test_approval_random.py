@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -308,12 +309,14 @@ def test_what_runs_is_what_was_approved(operations: list[tuple[str, Any]], order
 def test_what_runs_is_what_was_approved_in_a_thousand_programs(
     slow_run: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same a thousand times, with what was met on the way."""
+    """The same a thousand times, or `APPROVAL_PROGRAMS`, with what was met on the way."""
     if not slow_run:
         pytest.skip("takes minutes; run it with -m slow")
     met: Counter[str] = Counter()
 
-    @settings(max_examples=1_000, database=None, **RANDOM)  # type: ignore[arg-type]
+    many = int(os.environ.get("APPROVAL_PROGRAMS", "1000"))
+
+    @settings(max_examples=many, database=None, **RANDOM)  # type: ignore[arg-type]
     @given(operations=OPERATIONS, order=st.random_module())
     def programs(operations: list[tuple[str, Any]], order: Any) -> None:
         office = run(operations)
