@@ -201,7 +201,8 @@ class Host:
             "marker": marker,
             "subject": request.subject,
             "decision": type(decision).__name__.lower(),
-            "version": request.reason,
+            # What follows says why it is asked again.
+            "version": request.reason.partition("\n")[0],
             "deep": any(kind == "conversation" for kind, _ in request.path[1:]),
             "pattern": getattr(decision, "pattern", None),
         }
