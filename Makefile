@@ -59,7 +59,8 @@ test: $(VENV)/.test
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/flake8-async --disable ASYNC9,ASYNC114,ASYNC124,ASYNC128 $$(find $(CODE) -name '*.py')
+	find $(CODE) -name '*.py' -print0 | xargs -0 -n 30 -P 2 \
+		$(BIN)/flake8-async --disable ASYNC9,ASYNC114,ASYNC124,ASYNC128
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
