@@ -41,6 +41,7 @@ if strict_guard.VARIABLE not in os.environ or "PYTEST_XDIST_WORKER" in os.enviro
 
 LONG_FILES = (
     # With `-m slow`.
+    "test_run_killed.py",
     "test_histories.py",
     "test_programs.py",
     "test_turn_programs.py",
@@ -51,7 +52,6 @@ LONG_FILES = (
     "test_interrupted_work.py",
     # By default.
     "test_demo.py",
-    "test_run_killed.py",
     "test_examples.py",
     "test_interrupts.py",
     "test_screens.py",
