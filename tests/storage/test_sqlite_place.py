@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pidurable.errors import SessionPoisonedError, StorageAccessError, StorageHeldError
-from pidurable.storage import Batch, SqliteStorage
+from pidurable.storage import Batch, SqliteStorage, _sqlite_shape
 from pidurable.storage._sqlite_check import StoreCheck
 from pidurable.testing._conformance_base import LEASE_SECONDS, NOW_US, claim, conversation
 
@@ -33,24 +33,43 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def make(folder: Path, *, owner: int | None = None, close: bool = True) -> Path:
+def make(folder: Path, *, owner: int | None = None) -> Path:
     """A store with one conversation, of another user where this one may give it away."""
-    storage = SqliteStorage(folder / "s")
-    storage.acquire(claim(), takeover=False)
-    storage.apply(Batch(epoch=1, seq=1, next_id=9, flush=True, writes=[conversation(1)]))
-    if close:
-        storage.release(1)
-        storage.close()
+    storage = _written(folder)
+    storage.release(1)
+    storage.close()
     if owner is not None and os.geteuid() == 0:
         for each in (folder, *folder.iterdir()):
             os.chown(each, owner, owner)
     return folder / "s"
 
 
+def make_crashed(folder: Path) -> Path:
+    """The same, whose process dies with it open: its last commits are in the log alone."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _held = _written(folder)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    return folder / "s"
+
+
+def _written(folder: Path) -> SqliteStorage:
+    storage = SqliteStorage(folder / "s")
+    storage.acquire(claim(), takeover=False)
+    storage.apply(Batch(epoch=1, seq=1, next_id=9, flush=True, writes=[conversation(1)]))
+    return storage
+
+
 def as_somebody(call: Callable[[], Any]) -> Any:
     """What a call gives, or the text of its error, for a user who is not root."""
     if os.geteuid() != 0:
         return _tried(call)
+    _sqlite_shape.schema_text()  # the other user may not read what Python would load for it
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -112,7 +131,7 @@ def test_a_read_only_store_is_looked_at_and_not_worked_on(
 
 def test_a_log_that_cannot_be_read_is_said_and_not_left_out(folder: Path) -> None:
     """A crashed store in a read-only folder: its last commits are in the log, and count."""
-    path = make(folder, close=False)
+    path = make_crashed(folder)
     copies = folder.parent / "copies"
     copies.mkdir()
     for name in ("s", "s-wal"):
@@ -249,7 +268,7 @@ def test_a_store_renamed_after_a_crash_wants_its_log(folder: Path) -> None:
     """Without the log its last commits would be forgotten; with it they are there."""
     code = """
 import os, sys
-from pidurable.storage import Batch, SqliteStorage
+from pidurable.storage import Batch, SqliteStorage, _sqlite_shape
 from pidurable.testing._conformance_base import claim, conversation
 storage = SqliteStorage(sys.argv[1])
 storage.acquire(claim(), takeover=False)
@@ -285,7 +304,7 @@ def run_python(code: str, *arguments: str) -> None:
 @pytest.mark.parametrize("how", ["renamed", "removed", "replaced", "folder renamed"])
 def test_a_holder_whose_file_is_gone_stores_nothing_more(folder: Path, how: str) -> None:
     """What it acknowledged would be in a file without a name, or in a log that nobody reads."""
-    path = make(folder, close=False)
+    path = make_crashed(folder)
     storage = SqliteStorage(path)
     storage.acquire(claim(holder_id="second"), takeover=True)
     storage.apply(Batch(epoch=2, seq=2, next_id=9, flush=True, writes=[conversation(2)]))
