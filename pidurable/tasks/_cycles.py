@@ -84,8 +84,8 @@ class Cycles:
         self._staged_children.clear()
         self._staged_waiters.clear()
 
-    def hold(self, waiter: int, awaited: int) -> Callable[[], None]:
-        """Note a wait in memory; returns what ends it."""
+    def hold(self, waiter: int, awaited: int) -> None:
+        """Note a wait in memory, until `leave` ends it."""
         for table, key, value in (
             (self._held_by, waiter, awaited),
             (self._held_on, awaited, waiter),
@@ -93,19 +93,18 @@ class Cycles:
             counts = table.setdefault(key, {})
             counts[value] = counts.get(value, 0) + 1
 
-        def leave() -> None:
-            for table, key, value in (
-                (self._held_by, waiter, awaited),
-                (self._held_on, awaited, waiter),
-            ):
-                counts = table[key]
-                counts[value] -= 1
-                if not counts[value]:
-                    del counts[value]
+    def leave(self, waiter: int, awaited: int) -> None:
+        """A wait in memory that was noted has ended."""
+        for table, key, value in (
+            (self._held_by, waiter, awaited),
+            (self._held_on, awaited, waiter),
+        ):
+            counts = table[key]
+            counts[value] -= 1
+            if not counts[value]:
+                del counts[value]
                 if not counts:
                     del table[key]
-
-        return leave
 
     def held_by(self, waiter: int) -> tuple[int, ...]:
         """The tasks that the invocation of a task waits for in memory."""
@@ -136,6 +135,8 @@ class Cycles:
         """
         if waiter in on:
             raise WaitCycleError(self._path(view, [waiter, waiter], tx))
+        if len(on) == 1 and self._needs_nothing(view, on[0]):
+            return
         self._sort()
         # Tasks created in the body itself are in no index: its own view is looked at as well.
         own: dict[int, list[int]] = {}
@@ -154,6 +155,17 @@ class Cycles:
                 assert backwards.found is not None
                 back = backwards.path(backwards.found)
                 raise WaitCycleError(self._path(view, [waiter, *reversed(back)], tx))
+
+    def _needs_nothing(self, view: View, id: int) -> bool:
+        """Whether it is a live task that can end by itself, as one that has just been made."""
+        node = view.find(id)
+        return (
+            isinstance(node, Node)
+            and node.live
+            and not node.below_all
+            and id not in self._held_by
+            and not is_edge(node)
+        )
 
     def _needs(
         self,

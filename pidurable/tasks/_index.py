@@ -90,7 +90,7 @@ class Index:
         """Owners whose children a pass has marked in the commit that marked themselves."""
         self.idle_scopes: list[int] = []
         """Conversations that became idle since the runtime last looked."""
-        self.ended: list[int] = []
+        self.ended: list[Node] = []
         """Tasks that became terminal since the runtime last looked."""
         self.marked_running: list[int] = []
         """Running tasks that were marked since the runtime last looked."""
@@ -208,7 +208,7 @@ class Index:
             self.timers.push(new.deadline_us, new.id)
         if status is TERMINAL:
             if was_live:
-                self.ended.append(new.id)
+                self.ended.append(new)
                 self._tell_waiters(new)
         elif status is COMPLETING:
             if changed:

@@ -78,7 +78,7 @@ async def recover(runtime: Runtime) -> int:
             # What was not stored here is not to be stored by the close that follows either.
             runtime.index.active.clear()
             raise
-    runtime.after_adoption()
+    runtime.after_adoption({})
     return interrupted
 
 

@@ -6,7 +6,7 @@ the open batch; starting, waking and deciding read `published`. Invocations run 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -237,7 +237,7 @@ class Runtime(SessionTree):
             self.index.adopt(tx.view.nodes.values())
             if tx.starts is not None:
                 self.scheduler.adopted(tx.starts)
-            self.after_adoption()
+            self.after_adoption(tx.outcomes)
         elif self.index.wakes:
             self.scheduler.kick()
         if self.graphs.followed:
@@ -250,22 +250,24 @@ class Runtime(SessionTree):
         if self.index.wakes:
             self.scheduler.kick()
 
-    def after_adoption(self) -> None:
+    def after_adoption(self, outcomes: Mapping[int, str]) -> None:
+        """Do what follows from what was adopted; `outcomes` were decided by the same commit."""
         index = self.index
         for id in index.released:
             self.scheduler.account(id)
-            node = self.published.task(id)
-            if node is not None and node.marked:
-                index.abort_candidate(node)
+            released = self.published.task(id)
+            if released is not None and released.marked:
+                index.abort_candidate(released)
         index.released.clear()
         for id in index.marked_running:
             self.runner.stop_phase(id)
         index.marked_running.clear()
-        for id in index.ended:
+        for node in index.ended:
+            id = node.id
             self._signals.pop(id, None)
             self.fresh.pop(id, None)
             self._attached.pop(id, None)
-            self.waits.task_ended(id)
+            self.waits.task_ended(node, outcomes.get(id))
             self.session.task_ended(id)
         index.ended.clear()
         for id in index.idle_scopes:

@@ -90,6 +90,8 @@ class TreeTransaction(Transaction):
         self.memos_made: list[tuple[str, str]] = NO_LIST
         self.fresh: dict[int, tuple[str, str, str]] = NO_DICT
         """Of tasks created here: input, phase and checkpoint as text, for the first invocation."""
+        self.outcomes: dict[int, str] = NO_DICT
+        """Of tasks whose outcome was decided here, as text."""
         self.signalled: dict[int, int] = NO_DICT
         self.next_checkpoint: tuple[str, str] | None = None
         self.created_by_host = False
@@ -517,6 +519,8 @@ class TreeTransaction(Transaction):
     def settle_as(self, node: Node, status: str, outcome_text: str) -> None:
         """`settle` with an outcome that is encoded already."""
         node.outcome_status = status
+        self.outcomes = self.outcomes or {}
+        self.outcomes[node.id] = outcome_text
         self.writes.append((Op.OUTCOME, (node.id, outcome_text)))
         if node.status is WAITING:
             self.writes.append((Op.WAIT_DELETE, (node.id,)))

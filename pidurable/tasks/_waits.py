@@ -1,7 +1,9 @@
 """Waits of the host, and of invocations that stay in memory: for the end of a task, and for idle.
 
-Waiting is not owning: whoever leaves a wait changes nothing durable. An event is set once per wait,
-by adoption alone, so nobody is told of something that is not durable.
+Waiting is not owning: whoever leaves a wait changes nothing durable. Who waits is woken once, by
+adoption alone, so nobody is told of something that is not durable. Who waits for a task is given
+the outcome that the adopted commit has stored, as text: thousands that wait at once need not ask
+the storage for it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import outcome
 import trio
 
 from pidurable.errors import (
@@ -54,14 +57,18 @@ class Waits:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._tasks: dict[int, dict[trio.Event, None]] = {}
+        self._tasks: dict[int, dict[trio.lowlevel.Task, None]] = {}
         self._idle: dict[int, dict[trio.Event, None]] = {}
 
     # --- telling -------------------------------------------------------------------------
 
-    def task_ended(self, task_id: int) -> None:
-        for event in self._tasks.pop(task_id, ()):
-            event.set()
+    def task_ended(self, node: Node, stored: str | None) -> None:
+        """A task has ended; `stored` is its outcome where the commit that ended it decided it."""
+        waiting = self._tasks.pop(node.id, None)
+        if waiting is not None:
+            told = None if stored is None else (node.kind, stored)
+            for task in waiting:
+                trio.lowlevel.reschedule(task, outcome.Value(told))
 
     def conversation_idle(self, conversation: int) -> None:
         for event in self._idle.pop(conversation, ()):
@@ -72,11 +79,29 @@ class Waits:
 
     def release(self) -> None:
         """The session serves nothing more: everybody looks why."""
-        for table in (self._tasks, self._idle):
-            for events in table.values():
-                for event in events:
-                    event.set()
-            table.clear()
+        for waiting in self._tasks.values():
+            for task in waiting:
+                trio.lowlevel.reschedule(task)
+        self._tasks.clear()
+        for events in self._idle.values():
+            for event in events:
+                event.set()
+        self._idle.clear()
+
+    async def _wait_for_end(self, task_id: int) -> tuple[str, str] | None:
+        """Wait until a live task has ended: its kind and outcome, where they are at hand."""
+        task = trio.lowlevel.current_task()
+        self._tasks.setdefault(task_id, {})[task] = None
+
+        def leave(_: Any) -> trio.lowlevel.Abort:
+            waiting = self._tasks[task_id]
+            del waiting[task]
+            if not waiting:
+                del self._tasks[task_id]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        told: tuple[str, str] | None = await trio.lowlevel.wait_task_rescheduled(leave)
+        return told
 
     @staticmethod
     async def _wait(table: dict[int, dict[trio.Event, None]], key: int) -> None:
@@ -112,19 +137,33 @@ class Waits:
             WaitCycleError: It could never end.
         """
         runtime = self._runtime
-        if waiter is None:
-            found = _INVOCATION.get()
-            waiter = found[1] if found is not None and found[0] is runtime else None
+        waiter = self._waiter(waiter)
         if waiter is None or bounded:
             yield
             return
-        runtime.check_cycle(runtime.staged, waiter, (awaited,), others=others)
-        leave = runtime.cycles.hold(waiter, awaited)
-        runtime.scheduler.suspects.holds(waiter)
+        self._hold(waiter, awaited, others)
         try:
             yield
         finally:
-            leave()
+            runtime.cycles.leave(waiter, awaited)
+
+    def _waiter(self, given: int | None) -> int | None:
+        """The task whose code waits: the one given, or whose code calls."""
+        if given is not None:
+            return given
+        found = _INVOCATION.get()
+        return found[1] if found is not None and found[0] is self._runtime else None
+
+    def _hold(self, waiter: int, awaited: int, others: Sequence[int] = ()) -> None:
+        """Note that the code of a task waits in memory, until `Cycles.leave` is told.
+
+        Raises:
+            WaitCycleError: It could never end.
+        """
+        runtime = self._runtime
+        runtime.check_cycle(runtime.staged, waiter, (awaited,), others=others)
+        runtime.cycles.hold(waiter, awaited)
+        runtime.scheduler.suspects.holds(waiter)
 
     async def for_task(
         self,
@@ -142,15 +181,35 @@ class Waits:
             await trio.lowlevel.checkpoint()
             return self.outcome(task_id)
         runtime.check_serving()
-        with self.holding(task_id, waiter=waiter, bounded=timeout is not None):
-            with trio.move_on_after(float("inf") if timeout is None else timeout) as scope:
-                await self._wait(self._tasks, task_id)
+        if timeout is not None:
+            told = await self._for_end_within(task_id, timeout)
+        else:
+            waiter = self._waiter(waiter)
+            if waiter is not None:
+                self._hold(waiter, task_id)
+            try:
+                told = await self._wait_for_end(task_id)
+            finally:
+                if waiter is not None:
+                    runtime.cycles.leave(waiter, task_id)
+        if told is not None:
+            return self._read(task_id, *told)
         node = runtime.published.task(task_id)
         if node is not None and node.live:
+            # It was released: the session serves nothing more.
             runtime.check_serving()
-            assert scope.cancelled_caught
-            raise WaitTimeoutError(f"the end of task {task_id}", timeout or 0.0)
         return self.outcome(task_id)
+
+    async def _for_end_within(self, task_id: int, timeout: float) -> tuple[str, str] | None:  # noqa: ASYNC109
+        """The same for so many seconds: such a wait is no edge, as it ends by itself."""
+        told: tuple[str, str] | None = None
+        with trio.move_on_after(timeout) as scope:
+            told = await self._wait_for_end(task_id)
+        node = self._runtime.published.task(task_id)
+        if scope.cancelled_caught and node is not None and node.live:
+            self._runtime.check_serving()
+            raise WaitTimeoutError(f"the end of task {task_id}", timeout)
+        return told
 
     async def for_idle(self, conversation: int | None) -> None:
         """Wait until a conversation (or every ownerless one) has no ordinary live work below."""
@@ -200,14 +259,20 @@ class Waits:
         if row.status != Status.TERMINAL or text is None:
             # Stored a moment ago and not published yet: for everybody it has not ended.
             raise NoResultError(task_id, f"is {Status(row.status).word}", _NOT_ENDED)
+        return self._read(task_id, row.kind, text)
+
+    def _read(self, task_id: int, kind: str, text: str) -> Outcome[Any]:
+        """The outcome of a task, from what is stored of it."""
+        runtime = self._runtime
         try:
             record: OutcomeRecord = _codec.decode_outcome(_json.loads_stored(text))
         except NotJsonError as error:
             raise StorageCorruptError(
-                storage.store, f"the outcome of task {task_id} cannot be read: {error}"
+                runtime.session.storage.store,
+                f"the outcome of task {task_id} cannot be read: {error}",
             ) from error
         snapshot = runtime.snapshot()
-        definition = snapshot.definition(row.kind)
+        definition = snapshot.definition(kind)
         decode: Callable[[Any], Any] | None = None
         if definition is not None:
             info = definition_info(definition)
