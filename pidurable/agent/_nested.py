@@ -18,11 +18,13 @@ from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name
 from pidurable.records._messages import TextBlock, UserMessage
 from pidurable.registry._call import CallResult
+from pidurable.tasks._together import Together
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pidurable.agent._services import AgentServices
+    from pidurable.records._ids import TaskId
     from pidurable.records._messages import Block
     from pidurable.records._tasks import Outcome
     from pidurable.tasks._context import TaskContext
@@ -44,6 +46,8 @@ class NestedCalls:
         self._services = services
         self._ctx = ctx
         self._reconciling = reconciling
+        self._together: Together | None = None
+        """Made for the first call: most tools make none."""
         self._made = 0
         """How many without a key were made so far: the place of the next."""
         self._open: str | None = None
@@ -78,34 +82,34 @@ class NestedCalls:
             depth=depth,
         )
         if key is not None:
-            return await self._settle(given, "key " + check_name(key, "key", characters_max=500))
+            step = "key " + check_name(key, "key", characters_max=500)
+        else:
+            step = self._next_place(name)
+        together = self._together
+        if together is None:
+            together = self._together = Together(self._services.session.line, ctx._run)
+        # Thousands of these may wait at a time: they have few frames.
+        try:
+            task, is_new = await together.create(_creation(given, step))
+            if not is_new:
+                self._check_same(given, task, step)
+            return result_of(await ctx.wait_for_task(task))
+        finally:
+            if key is None:
+                self._open = None
+
+    def _next_place(self, name: str) -> str:
+        """The place of a call without a key, which is the only one of its kind while it runs."""
         if self._open is not None:
             problem = (
                 f"a call of {self._open!r} without a key is running, and the order of concurrent "
                 "calls is not the same when the tool runs again; give each a key of its own"
             )
-            raise InvalidArgumentError("key", problem, show(key))
+            raise InvalidArgumentError("key", problem, show(None))
         self._open = name
-        try:
-            place = self._made
-            self._made += 1
-            return await self._settle(given, f"call {place}")
-        finally:
-            self._open = None
-
-    async def _settle(self, given: ToolInput, step: str) -> CallResult:
-        from pidurable.agent._tool_call import ToolTask
-
-        ctx = self._ctx
-
-        def body(tx: TaskTransaction[Any, Any]) -> tuple[int, bool]:
-            task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")
-            return task, task in tx.fresh
-
-        task, is_new = await ctx._run(body)
-        if not is_new:
-            self._check_same(given, task, step)
-        return result_of(await ctx.wait_for_task(task))  # type: ignore[arg-type]
+        place = self._made
+        self._made += 1
+        return f"call {place}"
 
     def _check_same(self, given: ToolInput, task: int, step: str) -> None:
         """Refuse an earlier call that is another one: its result would be taken for this one's."""
@@ -121,6 +125,19 @@ class NestedCalls:
             "stands for it. Fix what it depends on with `memo`"
         )
         raise InvalidArgumentError("execute_tool", problem, show(given.name))
+
+
+def _creation(
+    given: ToolInput, step: str
+) -> Callable[[TaskTransaction[Any, Any]], tuple[TaskId[ToolReceipt], bool]]:
+    """What creates the task of a call, or finds it: its id, and whether it is new."""
+    from pidurable.agent._tool_call import ToolTask
+
+    def make(tx: TaskTransaction[Any, Any]) -> tuple[TaskId[ToolReceipt], bool]:
+        task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")
+        return task, task in tx.fresh
+
+    return make
 
 
 def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:

@@ -372,7 +372,8 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
                 "an abort handler may not wait: what was below its task has ended, and "
                 "ctx.outcomes() reads it",
             )
-        return await self._runtime.wait_for_task(task_id, waiter=self._phase.task_id)
+        waits, waiter = self._runtime.waits, self._phase.task_id
+        return await waits.for_task(task_id, waiter=waiter, timeout=None)
 
     async def outcomes(self, ids: Sequence[TaskId[ChildResultT]]) -> list[Outcome[ChildResultT]]:
         """The outcomes of ended tasks, in the order given.

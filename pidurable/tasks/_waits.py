@@ -88,8 +88,11 @@ class Waits:
                 event.set()
         self._idle.clear()
 
-    async def _wait_for_end(self, task_id: int) -> tuple[str, str] | None:
-        """Wait until a live task has ended: its kind and outcome, where they are at hand."""
+    def _enter(self, task_id: int) -> Callable[[Any], trio.lowlevel.Abort]:
+        """Let the calling trio task be woken by the end of a live task; returns what takes it back.
+
+        It is woken with the kind and the outcome of that task, or None where they are not at hand.
+        """
         task = trio.lowlevel.current_task()
         self._tasks.setdefault(task_id, {})[task] = None
 
@@ -100,8 +103,7 @@ class Waits:
                 del self._tasks[task_id]
             return trio.lowlevel.Abort.SUCCEEDED
 
-        told: tuple[str, str] | None = await trio.lowlevel.wait_task_rescheduled(leave)
-        return told
+        return leave
 
     @staticmethod
     async def _wait(table: dict[int, dict[trio.Event, None]], key: int) -> None:
@@ -188,7 +190,7 @@ class Waits:
             if waiter is not None:
                 self._hold(waiter, task_id)
             try:
-                told = await self._wait_for_end(task_id)
+                told = await trio.lowlevel.wait_task_rescheduled(self._enter(task_id))
             finally:
                 if waiter is not None:
                     runtime.cycles.leave(waiter, task_id)
@@ -204,7 +206,7 @@ class Waits:
         """The same for so many seconds: such a wait is no edge, as it ends by itself."""
         told: tuple[str, str] | None = None
         with trio.move_on_after(timeout) as scope:
-            told = await self._wait_for_end(task_id)
+            told = await trio.lowlevel.wait_task_rescheduled(self._enter(task_id))
         node = self._runtime.published.task(task_id)
         if scope.cancelled_caught and node is not None and node.live:
             self._runtime.check_serving()

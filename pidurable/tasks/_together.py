@@ -1,0 +1,160 @@
+"""Creating together: tasks that the code of one phase asks for at the same time share commits.
+
+A tool may ask for thousands of calls at once. A commit for each would be most of what they cost, so
+whoever asks first leads: its commit makes what everybody has asked for by the time its body runs,
+up to a number, and the next one leads then. Who asks alone has a commit of its own, at once; who
+asks while another's is on its way lets the loop have a turn first, in which more may ask. Holds at
+all times:
+
+* each one is answered once its own task is durable, and gets the error that its own call raised;
+* whoever is cancelled before the body has begun has made nothing, and if it led, another one leads;
+* nobody waits for a leader that has gone: one that ends without having taken the others hands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import outcome
+import trio
+
+from pidurable.session._batch import again
+
+if TYPE_CHECKING:
+    from pidurable.session._line import CommitLine
+    from pidurable.tasks._transaction import TaskTransaction
+
+T = TypeVar("T")
+
+TOGETHER_MAX = 32
+"""Most that one commit makes: a body keeps the loop from everybody else."""
+
+
+class _Asked:
+    """One who asks, from its call until it is answered."""
+
+    __slots__ = ("error", "make", "task", "value")
+
+    def __init__(
+        self, task: trio.lowlevel.Task, make: Callable[[TaskTransaction[Any, Any]], Any]
+    ) -> None:
+        self.task = task
+        self.make = make
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def run(self, tx: TaskTransaction[Any, Any]) -> None:
+        before = len(tx.writes)
+        try:
+            self.value = self.make(tx)
+        except Exception as error:
+            if len(tx.writes) != before:
+                # It is in the commit with a part of what it does.
+                raise
+            self.error = error
+
+
+class Together:
+    """The creations of one phase that may share commits."""
+
+    __slots__ = ("_asking", "_in_flight", "_leader", "_line", "_run")
+
+    def __init__(
+        self,
+        line: CommitLine,
+        run: Callable[[Callable[[TaskTransaction[Any, Any]], None]], Awaitable[None]],
+    ) -> None:
+        """Create by the commits of a phase.
+
+        Args:
+            line: The line that they go through.
+            run: Runs a body as one of them.
+        """
+        self._line = line
+        self._run = run
+        self._asking: dict[_Asked, None] = {}
+        """Those that no body has taken yet, in order; the leader is the first."""
+        self._leader: _Asked | None = None
+        self._in_flight = 0
+        """Commits whose body has begun, or is about to."""
+
+    @trio.lowlevel.enable_ki_protection
+    async def create(self, make: Callable[[TaskTransaction[Any, Any]], T]) -> T:
+        """Run `make` in a commit, perhaps with others; return its result once it is durable.
+
+        Args:
+            make: Creates on the transaction. It raises before it has staged anything, or not.
+        """
+        # Its own body would hold the line that the leader waits for.
+        self._line.check_not_nested()
+        asked = _Asked(trio.lowlevel.current_task(), make)
+        self._asking[asked] = None
+        if self._leader is None:
+            self._leader = asked
+            await self._lead(asked, at_once=not self._in_flight)
+        elif await self._is_to_lead(asked):
+            await self._lead(asked, at_once=True)
+        if asked.error is not None:
+            raise asked.error
+        return asked.value  # type: ignore[no-any-return]
+
+    async def _is_to_lead(self, asked: _Asked) -> bool:
+        """Wait until another's commit has answered (False), or has left one to lead (True)."""
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            if asked not in self._asking:
+                # Its body has been run by now.
+                return trio.lowlevel.Abort.FAILED
+            del self._asking[asked]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        leads: bool = await trio.lowlevel.wait_task_rescheduled(abort)
+        return leads
+
+    async def _lead(self, leader: _Asked, *, at_once: bool) -> None:
+        """Commit what is asked for, and answer those who asked."""
+        taken: list[_Asked] = []
+
+        @trio.lowlevel.enable_ki_protection
+        def body(tx: TaskTransaction[Any, Any]) -> None:
+            for asked in self._asking:
+                taken.append(asked)
+                if len(taken) == TOGETHER_MAX:
+                    break
+            for asked in taken:
+                del self._asking[asked]
+            # What is asked for from now on may join the same batch.
+            self._hand_on()
+            for asked in taken:
+                asked.run(tx)
+
+        self._in_flight += 1
+        try:
+            if not at_once:
+                await trio.lowlevel.checkpoint()
+            await self._run(body)
+        except BaseException as error:
+            if not taken:
+                # It was cancelled, or refused, before its body began.
+                del self._asking[leader]
+                self._hand_on()
+            elif isinstance(error, Exception):
+                for asked in taken[1:]:
+                    trio.lowlevel.reschedule(asked.task, outcome.Error(again(error)))
+            else:
+                # Ctrl-C while the storage refused is the leader's alone: they ask again.
+                self._asking = {**dict.fromkeys(taken[1:]), **self._asking}
+                if self._leader is None:
+                    self._hand_on()
+            raise
+        finally:
+            self._in_flight -= 1
+        for asked in taken[1:]:
+            trio.lowlevel.reschedule(asked.task, outcome.Value(False))
+
+    def _hand_on(self) -> None:
+        """Let the first of those who still ask lead the next commit."""
+        self._leader = next(iter(self._asking), None)
+        if self._leader is not None:
+            trio.lowlevel.reschedule(self._leader.task, outcome.Value(True))
