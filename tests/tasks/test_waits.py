@@ -615,3 +615,49 @@ async def waits_for_a_signal(at: Any, ctx: Any) -> None:
         await ctx.wait(then=Next(1), signals=True)
     else:
         await ctx.complete(ctx.woken_by)
+
+
+async def test_all_who_wait_for_a_task_are_given_its_outcome_without_a_read() -> None:
+    """Thousands may wait at once; an outcome that was held is read, as its end decides nothing."""
+    world = World()
+    go = trio.Event()
+    reads: list[int] = []
+    got: list[tuple[str, str]] = []
+
+    async def plain(at: Any, ctx: Any) -> None:
+        await go.wait()
+        await ctx.complete("said")
+
+    async def holds(at: Any, ctx: Any) -> None:
+        await ctx.create_task(Actor, "child", key="child")
+        await go.wait()
+        await ctx.complete("held")
+
+    async with world.open() as rt:
+        read = rt.session.storage.task_outcome
+
+        def counted(task: int) -> str | None:
+            reads.append(task)
+            return read(task)
+
+        rt.session.storage.task_outcome = counted  # type: ignore[method-assign]
+        world.scripts["child"] = forever
+        first, second = await world.create("a", plain), await world.create("b", holds)
+
+        async def wait(task: int, within: float | None) -> None:
+            outcome = await rt.wait_for_task(task, timeout=within)
+            got.append((outcome.status, outcome.result))
+
+        async with trio.open_nursery() as nursery:
+            for within in (None, 60.0, None):
+                nursery.start_soon(wait, first, within)
+            nursery.start_soon(wait, second, None)
+            await world.quiet()
+            with trio.move_on_after(0):
+                await rt.wait_for_task(first)
+            go.set()
+            await world.quiet()
+            assert (got, reads) == ([("completed", "said")] * 3, [])
+            await world.abort(child_of(world, second, "child"))
+        assert got[3:] == [("completed", "held")]
+        assert reads == [second]
