@@ -26,6 +26,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import (
     AbstractAsyncContextManager,
@@ -126,7 +127,9 @@ class ModelRequest:
 
     model: str
     """As "provider/model"."""
-    messages: tuple[RequestMessage, ...]
+    messages: Sequence[RequestMessage]
+    """Immutable, and equal to a tuple of the same. A message is made when it is looked at, so look
+    only at what you need of a long conversation."""
     tools: tuple[ToolDeclaration, ...] = ()
     system: str = ""
     thinking: str | None = None

@@ -8,7 +8,6 @@ it; the next request then carries one complete baseline.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,34 +16,28 @@ import attrs
 
 from pidurable.agent._models import (
     ModelRequest,
-    RequestMessage,
     clean_text,
     render_system_message,
 )
+from pidurable.agent._request_messages import RequestMessages, images_in
 from pidurable.agent._services import Agent
 from pidurable.records._messages import (
-    AssistantMessage,
-    ImageBlock,
-    Message,
     SystemMessage,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
     ToolDeclaration,
-    ToolResultMessage,
 )
 from pidurable.records._readonly import copied_json
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
-from pidurable.session._context import ModelContext
+from pidurable.session._context import ModelContext, system_places
 from pidurable.tasks._errors import error_info
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
 
 _INSTRUCTIONS = "instructions"
-_NOT_SENDABLE = re.compile(r"[^a-zA-Z0-9_-]")
-_NAME_CHARACTERS_MAX = 64
 
 
 @attrs.define(eq=False)
@@ -150,24 +143,11 @@ def build_request(
     context: ModelContext, *, model: str, thinking: str | None, options: Any = None
 ) -> ModelRequest:
     """One request from the record: a context, as it is sent."""
-    messages = list(context)
-    system = ""
-    if messages and isinstance(messages[0].message, SystemMessage):
-        system = render_system_message(messages[0].message)
-        messages = messages[1:]
-    request: list[RequestMessage] = []
-    for item in messages:
-        message = item.message
-        entry = item.entry
-        if isinstance(message, ToolResultMessage):
-            entry = message.call[0]
-        elif isinstance(message, SystemMessage) and not render_system_message(message).strip():
-            # It only changed the tools, which each request declares as they are.
-            continue
-        request.append(RequestMessage(message=_sendable(message), entry=entry))
+    leads = system_places(context)[:1] == [0]
+    system = render_system_message(next(context.systems())) if leads else ""
     return ModelRequest(
         model=model,
-        messages=tuple(request),
+        messages=RequestMessages(context),
         # A provider may rewrite the schemas that it is given; here they are of the record.
         tools=tuple(
             attrs.evolve(tool, schema=copied_json(tool.schema))
@@ -179,40 +159,9 @@ def build_request(
     )
 
 
-def _sendable(message: Message) -> Message:
-    """A message as providers take it back: a model may have called what is no name at all."""
-    if isinstance(message, ToolResultMessage):
-        name = sendable_name(message.name)
-        return message if name == message.name else attrs.evolve(message, name=name)
-    if isinstance(message, AssistantMessage):
-        for block in message.blocks:
-            if isinstance(block, ToolCallBlock) and sendable_name(block.name) != block.name:
-                break
-        else:
-            return message
-        blocks = tuple(
-            attrs.evolve(block, name=sendable_name(block.name))
-            if isinstance(block, ToolCallBlock)
-            else block
-            for block in message.blocks
-        )
-        return attrs.evolve(message, blocks=blocks)
-    return message
-
-
-def sendable_name(name: str) -> str:
-    """The name of a called tool, with what no provider accepts in a name replaced."""
-    return _NOT_SENDABLE.sub("_", name)[:_NAME_CHARACTERS_MAX] or "unnamed"
-
-
 async def with_images(session: Session, request: ModelRequest) -> ModelRequest:
     """Add the bytes of the images that a request shows. One that is missing is sent as a note."""
-    wanted: set[str] = set()
-    for item in request.messages:
-        if not isinstance(item.message, SystemMessage):
-            for block in item.message.blocks:
-                if isinstance(block, ImageBlock):
-                    wanted.add(block.blob)
+    wanted = images_in(request.messages)
     if not wanted:
         return request
 

@@ -56,7 +56,8 @@ async def request_by_hooks(
     if not ctx.handlers("before_request"):
         return request
     # Their own copy: what a handler does to it by hand changes nothing.
-    given = again()
+    own = again()
+    given = tuple(own.messages)
     messages = await ask_before_request(
         ctx,
         BeforeRequest(
@@ -64,11 +65,11 @@ async def request_by_hooks(
             model=request.model,
             thinking=request.thinking,
             system=request.system,
-            messages=given.messages,
-            tools=given.tools,
+            messages=given,
+            tools=own.tools,
         ),
     )
-    if isinstance(messages, Stop) or messages is given.messages:
+    if isinstance(messages, Stop) or messages is given:
         return messages if isinstance(messages, Stop) else request
     made = attrs.evolve(request, messages=messages)
     problem = _refusal(made)

@@ -27,6 +27,7 @@ from pidurable.errors import check
 from pidurable.records._entries import Entry, kept_edits, kept_messages, own_message
 from pidurable.records._messages import (
     AssistantMessage,
+    ImageBlock,
     Message,
     SystemMessage,
     ToolCallBlock,
@@ -164,6 +165,25 @@ class ModelContext(Sequence[ContextMessage]):
         return _owned(item.as_of(self._cutoff) if isinstance(item, _Place) else item)
 
 
+def system_places(context: ModelContext) -> list[int]:
+    """Where the system messages of a context stand, in order, in O(their number)."""
+    places = [place for place in context._exchange.systems if place < len(context)]
+    if context._lead:
+        # The one that stands in front is the first of them; those behind it have moved nowhere.
+        places[0] = 0
+    return places
+
+
+def images_of(context: ModelContext) -> set[str]:
+    """The SHA-256 of every image that a context shows, in O(their number)."""
+    found: set[str] = set()
+    for since, names in context._exchange.images:
+        if since > context.cutoff:
+            break
+        found.update(names)
+    return found
+
+
 def _owned(item: ContextMessage) -> ContextMessage:
     """The message with JSON of the reader's own."""
     own = own_message(item.message)
@@ -197,6 +217,8 @@ class Exchange:
         self.systems: list[int] = []
         self.lead: int | None = None
         """The place of the system message that moves to the front; None while none does."""
+        self.images: list[tuple[int, list[str]]] = []
+        """Those of the messages that show any, with the entry that put them there: ascending."""
         self._users_only = True
         self._answered = True
         """Whether an answer would have nothing to answer: at the beginning, and after an answer."""
@@ -264,6 +286,7 @@ class Exchange:
             early = self._early.pop((entry, index), None)
             if early is not None:
                 place.fill(early, early.entry)
+                self._note_images(early.message)
             self._places[entry, index] = place
             self._push(place)
         self._answered = not message.tool_calls
@@ -276,6 +299,7 @@ class Exchange:
             self._early.setdefault(item.message.call, item)
         elif place.found is None:
             place.fill(item, max(item.entry, self.floor))
+            self._note_images(item.message)
 
     def _put_system(self, item: ContextMessage) -> None:
         if self._users_only and self.items:
@@ -288,6 +312,14 @@ class Exchange:
     def _push(self, item: ContextMessage | _Place) -> None:
         self.items.append(item)
         self.owners.append(self.newest)
+        if isinstance(item, ContextMessage):
+            self._note_images(item.message)
+
+    def _note_images(self, message: Message) -> None:
+        assert not isinstance(message, SystemMessage)
+        names = [block.blob for block in message.blocks if type(block) is ImageBlock]
+        if names:
+            self.images.append((self.newest, names))
 
 
 class KeptRange:

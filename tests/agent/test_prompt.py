@@ -18,10 +18,10 @@ from pidurable.agent._prompt import (
     estimate_tokens,
     render_sections,
     request_characters,
-    sendable_name,
     told_by,
     with_images,
 )
+from pidurable.agent._request_messages import sendable_name
 from pidurable.agent._services import Agent
 from pidurable.agent._strict import check_request
 from pidurable.records._entries import Entry

@@ -9,7 +9,18 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings
 from session_support import HeldBlocking, new_conversation, open_test_session
-from transcript_support import answer, check_sendable, entry, histories, result, shown, system, user
+from transcript_support import (
+    answer,
+    check_sendable,
+    entry,
+    histories,
+    picture,
+    pictured_result,
+    result,
+    shown,
+    system,
+    user,
+)
 
 from pidurable.errors import InvalidArgumentError, NotFoundError
 from pidurable.records._entries import Edit, Entry
@@ -25,7 +36,14 @@ from pidurable.records._messages import (
     ToolResultMessage,
 )
 from pidurable.session import _history
-from pidurable.session._context import Exchange, KeptRange, ModelContext, context_of
+from pidurable.session._context import (
+    Exchange,
+    KeptRange,
+    ModelContext,
+    context_of,
+    images_of,
+    system_places,
+)
 from pidurable.session._notes import note_in_place
 from pidurable.session._session import Session
 from pidurable.session._transcript import (
@@ -52,6 +70,16 @@ def check_context(context: ModelContext, expected: list[ContextMessage]) -> None
     assert len(context) == len(expected)
     systems = [item.message for item in expected if isinstance(item.message, SystemMessage)]
     assert list(context.systems()) == systems
+    assert system_places(context) == [
+        place for place, item in enumerate(expected) if isinstance(item.message, SystemMessage)
+    ]
+    assert images_of(context) == {
+        block.blob
+        for item in expected
+        if not isinstance(item.message, SystemMessage)
+        for block in item.message.blocks
+        if isinstance(block, ImageBlock)
+    }
     said = [item.message for item in expected if not isinstance(item.message, SystemMessage)]
     assert context.asks_something == (bool(said) and not isinstance(said[-1], AssistantMessage))
 
@@ -147,6 +175,30 @@ def context(*entries: Entry, conversation: int = 1) -> ModelContext:
 def codes(made: ModelContext) -> list[str | None]:
     """The codes of its results."""
     return [i.message.code for i in made if isinstance(i.message, ToolResultMessage)]
+
+
+def test_an_image_counts_from_the_entry_that_shows_it() -> None:
+    """Of a result that came before its call too, and never as of an entry before."""
+    kept = KeptRange([])
+    kept.exchange = Exchange([], 1)
+    for each in (
+        entry(1, picture("said")),
+        entry(2, pictured_result(3, 0, "early")),
+        entry(3, answer(calls=["look", "look"])),
+        entry(4, pictured_result(3, 1, "late")),
+        entry(5, pictured_result(9, 0, "of no call")),
+    ):
+        assert kept.publish(each)
+
+    found = [kept.exchange.as_of(cutoff) for cutoff in range(6)]
+    assert [None if each is None else images_of(each) for each in found] == [
+        set(),
+        {"said"},
+        {"said"},
+        {"said", "early"},
+        {"said", "early", "late"},
+        {"said", "early", "late"},
+    ]
 
 
 def test_a_call_whose_result_is_beyond_the_fork_point_is_not_known_in_the_branch() -> None:

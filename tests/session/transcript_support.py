@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import attrs
 from hypothesis import strategies as st
 
 from pidurable.agent._models import ModelRequest, RequestMessage
@@ -13,6 +14,7 @@ from pidurable.records._messages import (
     AssistantMessage,
     AssistantStatus,
     Block,
+    ImageBlock,
     Message,
     SystemMessage,
     TextBlock,
@@ -26,6 +28,10 @@ from pidurable.session._transcript import ContextMessage
 
 def user(text: str) -> UserMessage:
     return UserMessage(blocks=(TextBlock(text=text),), at_us=1)
+
+
+def picture(name: str) -> UserMessage:
+    return UserMessage(blocks=(ImageBlock(blob=name, media_type="image/png"),), at_us=1)
 
 
 def answer(
@@ -47,6 +53,11 @@ def result(entry: int, index: int, text: str = "done") -> ToolResultMessage:
     return ToolResultMessage(
         call=(entry, index), name="t", blocks=(TextBlock(text=text),), is_error=False, at_us=1
     )
+
+
+def pictured_result(entry: int, index: int, name: str) -> ToolResultMessage:
+    shown = ImageBlock(blob=name, media_type="image/png")
+    return attrs.evolve(result(entry, index), blocks=(TextBlock(text="see"), shown))
 
 
 def system(text: str) -> SystemMessage:
@@ -98,7 +109,9 @@ MESSAGES = st.one_of(
         status=st.sampled_from(["complete", "complete", "aborted", "failed", "deferred"]),
     ),
     st.builds(result, st.integers(1, 14), st.integers(0, 2), st.sampled_from(["ok", " ", ""])),
-    st.builds(system, st.sampled_from(["s", "t"])),
+    st.builds(picture, st.sampled_from(["p", "q"])),
+    st.builds(pictured_result, st.integers(1, 14), st.integers(0, 2), st.sampled_from(["q", "r"])),
+    st.builds(system, st.sampled_from(["s", "t", ""])),
 )
 
 
