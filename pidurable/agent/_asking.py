@@ -16,6 +16,7 @@ end of the invocation and trouble of the storage pass.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -120,7 +121,7 @@ async def commit_observed(
                 for each in rest:
                     failed = [each]
                     tx.lend(each.place)
-                    each.stage(tx)
+                    _stage(each, tx)
                 failed = []
                 tx.lend(None)
                 decide(tx)
@@ -134,6 +135,14 @@ async def commit_observed(
             for each in left_out:
                 ctx.report(f"{each.place}: what it stages is left out: {info.type}: {info.message}")
             rest = [each for each in rest if each not in left_out]
+
+
+def _stage(each: Observed, tx: AnyTransaction) -> None:
+    came = each.stage(tx)
+    if inspect.iscoroutine(came):
+        came.close()
+        problem = "an async function stages nothing; expected a plain one, as with tx.append"
+        raise TypeError(problem)
 
 
 async def ask_on_yield(ctx: AnyContext, answer: OnYield) -> Continue | None:

@@ -63,8 +63,8 @@ CompactReason = Literal["threshold", "background", "overflow", "manual"]
 Staged = Callable[["TaskTransaction[Any, Any]"], object]
 """What an observer may return: run on the transaction of the commit that decides, so that what it
 stages is stored with the decision or not at all. It decides nothing about the task itself, and
-reaches what a tool of the conversation would. Where it raises, that is reported and the decision is
-committed without it."""
+reaches what a tool of the conversation would. It is a plain function: an async one stages nothing,
+which is reported. Where it raises, that is reported and the decision is committed without it."""
 
 Memo = Callable[[str, Any], Awaitable[Any]]
 

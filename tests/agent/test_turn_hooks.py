@@ -346,6 +346,26 @@ async def test_an_observer_that_fails_takes_no_answer_with_it(
     assert "LookupError: a bug" in caplog.text
 
 
+async def test_an_async_function_for_the_commit_is_reported(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would stage nothing, so its author is told; the answer is stored."""
+
+    def observe(answer: AfterResponse) -> Any:
+        async def stage(tx: Any) -> None:
+            tx.append(answer.conversation_id, {"x": 1}, kind="host.note")
+
+        return stage
+
+    world = hooked(World("fine"), after_response=observe)
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert outcome.text == "fine"
+    assert "an async function stages nothing" in caplog.text
+
+
 # --- on_yield -----------------------------------------------------------------------------------
 
 
