@@ -27,12 +27,13 @@ import attrs
 from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, unqueue, update_doc
 from pidurable.records import _codec
 from pidurable.records._limits import Settings
-from pidurable.records._messages import Block, TextBlock, UserMessage
+from pidurable.records._messages import AssistantMessage, Block, TextBlock, UserMessage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._entry_form import EncodedEntry, decode_entry
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
+    from pidurable.session._context import ModelContext
     from pidurable.session._session import Session
 
 WRITE = "write"
@@ -259,20 +260,46 @@ def _without(items: Sequence[Any], taken: Sequence[Any]) -> list[Any]:
 # --- a fresh context ----------------------------------------------------------------------------
 
 
-def move_to_fresh_context(tx: TreeTransaction, conversation_id: int, run: int, note: str) -> int:
+def unanswered_in(context: ModelContext) -> list[tuple[int, UserMessage]]:
+    """What users have said since the last answer that ended a run, with the entries, in order."""
+    found: list[tuple[int, UserMessage]] = []
+    for item in reversed(context):
+        if isinstance(item.message, AssistantMessage) and not item.message.tool_calls:
+            break
+        # What began the context is a note or a summary.
+        if isinstance(item.message, UserMessage) and item.entry != context.head:
+            found.append((item.entry, item.message))
+    return found[::-1]
+
+
+def move_to_fresh_context(
+    tx: TreeTransaction,
+    conversation_id: int,
+    run: int,
+    note: str,
+    unanswered: Sequence[tuple[int, UserMessage]] = (),
+) -> int:
     """Begin the context anew, with a note and what the run is to answer; return the first entry.
 
     The inputs of the run are said again behind the note, in their order, since the model sees
     nothing of what was before; their submissions, and the run, stay what they were. The entries
-    that say them again name the ones that they repeat in their data.
+    that say them again name the ones that they repeat in their data. A run that continues another
+    has no input of its own: it answers what that one had not.
 
     Args:
         note: What the model has left for itself; one that is blank says so.
+        unanswered: What the context had asked.
     """
     text = note if note.strip() else _NO_NOTE
     said = UserMessage(blocks=(TextBlock(text=text),), at_us=tx.now_us())
     first = tx.append(conversation_id, kind="pi.reset", messages=[said], head=0)
-    for record in tx.open_submissions(conversation_id):
+    records = tx.open_submissions(conversation_id)
+    if any(record.run == run and record.kind == "continue" for record in records):
+        own = {record.entry for record in records}
+        for entry, message in unanswered:
+            if entry not in own:
+                tx.append(conversation_id, {"again": entry}, kind="pi.user", messages=[message])
+    for record in records:
         if record.status != "placed" or record.run != run or record.kind != "input":
             continue
         again = UserMessage(blocks=decode_blocks(record.content), at_us=tx.now_us())

@@ -33,7 +33,7 @@ from pidurable.agent._attempts import (
     missing_results,
     open_calls,
 )
-from pidurable.agent._boundaries import GenerationInput, end_run
+from pidurable.agent._boundaries import GenerationInput, end_run, unanswered_in
 from pidurable.agent._checkpoints import (
     Checkpoint,
     GenerationContext,
@@ -91,7 +91,7 @@ from pidurable.errors import (
     NotJsonError,
 )
 from pidurable.records._entries import Entry
-from pidurable.records._messages import AssistantMessage, Block, Usage
+from pidurable.records._messages import AssistantMessage, Block, Usage, UserMessage
 from pidurable.session._context import ModelContext
 from pidurable.tasks._definition import Task, phase
 
@@ -321,9 +321,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         observed = await observers_of_round(ctx, at.assistant, missing)
         outcome = await outcome_of_round(ctx, at.assistant, slots)
         self._report_unknown_tools(ctx, outcome)
+        unanswered: list[tuple[int, UserMessage]] = []
+        if outcome.handoff is not None:
+            unanswered = unanswered_in(await session.context(ctx.conversation_id))
 
         def decide(tx: Tx) -> None:
-            end_round(self._services, tx, ctx, at.assistant, outcome)
+            end_round(self._services, tx, ctx, at.assistant, outcome, unanswered)
 
         await commit_observed(ctx, observed, decide)
 

@@ -33,7 +33,7 @@ from pidurable.agent._selection import with_tools
 from pidurable.errors import ResultUnreadableError
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import HANDOFFS_MAX
-from pidurable.records._messages import AssistantMessage, ToolCallBlock
+from pidurable.records._messages import AssistantMessage, ToolCallBlock, UserMessage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -167,18 +167,23 @@ def _receipt(ctx: GenerationContext, outcome: Outcome[Any]) -> ToolReceipt | Non
 
 
 def end_round(
-    services: AgentServices, tx: Tx, ctx: GenerationContext, assistant: int, outcome: RoundOutcome
+    services: AgentServices,
+    tx: Tx,
+    ctx: GenerationContext,
+    assistant: int,
+    outcome: RoundOutcome,
+    unanswered: Sequence[tuple[int, UserMessage]] = (),
 ) -> None:
     """Every call is terminal: close the round, and do what its results ask for.
 
     A handoff counts for more than an end that is asked for beside it: work that somebody wants to
-    go on with is not dropped.
+    go on with is not dropped. What the context had asked until then goes along with one.
     """
     conversation = ctx.conversation_id
     close_round(tx, conversation, assistant)
     offer_tools(tx, conversation, outcome.add_tools)
     if outcome.handoff is not None:
-        _hand_off(services, tx, ctx, assistant, outcome.handoff)
+        _hand_off(services, tx, ctx, assistant, outcome.handoff, unanswered)
     elif outcome.terminate:
         end_run(services.session, tx, conversation, run_of(ctx), answer=assistant)
         tx.complete(GenerationResult(assistant=assistant))
@@ -187,7 +192,12 @@ def end_round(
 
 
 def _hand_off(
-    services: AgentServices, tx: Tx, ctx: GenerationContext, assistant: int, note: str
+    services: AgentServices,
+    tx: Tx,
+    ctx: GenerationContext,
+    assistant: int,
+    note: str,
+    unanswered: Sequence[tuple[int, UserMessage]],
 ) -> None:
     """Go on with the inputs of the run in a fresh context, unless that happens over and over."""
     run = run_of(ctx)
@@ -198,7 +208,7 @@ def _hand_off(
         end_run(services.session, tx, conversation, run, reason="handoff_limit", detail=detail)
         tx.fail(detail, detail={"reason": "handoff_limit"})
         return
-    move_to_fresh_context(tx, ctx.conversation_id, run, note)
+    move_to_fresh_context(tx, ctx.conversation_id, run, note, unanswered)
     # After it, so that what joins the run here is not left behind.
     next_turn(tx, ctx, assistant, handoffs=handoffs)
 

@@ -19,7 +19,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
-from pidurable.agent._script import RequestView, ScriptedCall, Step
+from pidurable.agent._script import RequestView, ScriptedCall, ScriptedError, Step
 from pidurable.agent._services import AgentChange
 from pidurable.agent._tool_call import ToolTask
 from pidurable.harness._open import Harness
@@ -158,6 +158,30 @@ async def test_a_handoff_goes_on_in_a_fresh_context(autojump_clock: MockClock) -
     assert world.model.requests[1].tools == world.model.requests[0].tools
     assert sent(world, 2) == ["note two", "go", "in a fresh context", "more"]
     assert later.status == "done"
+
+
+async def test_a_continued_run_that_hands_off_takes_along_what_it_answers(
+    autojump_clock: MockClock,
+) -> None:
+    """A run without inputs of its own says again what the one before it had not answered."""
+    leave = (ScriptedCall(name="leave", arguments={}),)
+    world = World(
+        "hello yourself",
+        Step(calls=leave, error=ScriptedError(kind="other"), times=1),
+        Step(text="in a fresh context", when=fresh),
+        tools=[ending("leave", handoff="note")],
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await ask(harness, "hello", "r0")
+        outcome = await ask(harness, "do three steps")
+        continued = await (await root.continue_run()).wait()
+        await verify(world, harness)
+
+    assert outcome.reason == "model_error"
+    assert continued.text == "in a fresh context"
+    assert sent(world) == ["note", "do three steps"]
 
 
 async def test_what_joins_the_run_at_a_handoff_is_not_left_behind(
