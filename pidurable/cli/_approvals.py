@@ -31,7 +31,7 @@ from pidurable.cli._render import (
     holder_lines,
     moment,
 )
-from pidurable.cli._sessions import bring_up_to_date
+from pidurable.cli._sessions import BUNDLED, bring_up_to_date
 from pidurable.cli._task_writes import say_how_to_go_on
 from pidurable.cli._tasks import check_store
 from pidurable.errors import AlreadyDecidedError, InvalidArgumentError, NotFoundError
@@ -273,6 +273,16 @@ def _show_decided(
         host.out(_decided_line(request) for request in decided)
         if stored_here:
             say_how_to_go_on(host, options)
+            _say_what_to_load(host, options, decided)
+
+
+def _say_what_to_load(host: Host, options: Options, decided: Sequence[PermissionRequest]) -> None:
+    """Name the extensions without whose tools what was granted does not run."""
+    named = {request.extension for request in decided if request.state == "granted"}
+    missing = sorted(named - {"", BUNDLED.rpartition(".")[2]})
+    if missing and not options.extensions:
+        names = ", ".join(compact_json(name, chars_max=64) for name in missing)
+        host.err(f"  load {names} with it (`--extension PATH`): without its tool no call is run")
 
 
 async def _decide(

@@ -23,7 +23,7 @@ from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
 from pidurable.records._codes import explain_code
 from pidurable.records._tasks import Status, TaskRecord
-from pidurable.registry import Registry
+from pidurable.registry import Registry, Tool
 
 __all__ = ["Plan", "PlanItem", "make_plan"]
 
@@ -33,6 +33,7 @@ Verdict = Literal[
 _TASKS_READ_MAX = 10_000
 ITEMS_SHOWN_MAX = 40
 _MISSING = "missing_definition"
+_NO_TOOL = "its tool is not installed now: not run, and the model is told"
 
 
 @attrs.frozen(kw_only=True)
@@ -148,11 +149,12 @@ def _item(
     elif asked is not None:
         verdict, text = "ask", f"{_named(task)} waits for a person: permission {asked}"
     elif decided is not None:
-        verdict, text = _as_decided(task, decided)
+        verdict, text = _as_decided(task, decided, registry)
     elif task.kind == "pi.tool" and task.phase == "execute":
         verdict, text = _effect(task, registry)
     elif task.kind == "pi.tool":
-        text = f"{_named(task)} had not begun, and begins"
+        follows = "and begins" if _tool(task, registry) else f"and {_NO_TOOL}"
+        text = f"{_named(task)} had not begun, {follows}"
     elif task.kind == "pi.generation" and task.phase == "request":
         verdict, text = "resend", _request_text(task, live)
     elif task.kind == "pi.compaction" and task.phase == "summarize":
@@ -177,15 +179,28 @@ def _named(task: TaskRecord) -> str:
     return clean_line(task.kind, chars_max=60)
 
 
-def _as_decided(task: TaskRecord, request: PermissionRequest) -> tuple[Verdict, str]:
+def _tool(task: TaskRecord, registry: Registry) -> Tool[..., Any] | None:
+    """The tool of a call, as it is installed now."""
+    given = task.input if isinstance(task.input, dict) else {}
+    tools = registry.snapshot.tools()
+    return next((tool for tool in tools if tool.name == given.get("name")), None)
+
+
+def _as_decided(
+    task: TaskRecord, request: PermissionRequest, registry: Registry
+) -> tuple[Verdict, str]:
     """A call that goes on with a decision; what a yes covers is looked at once more then."""
     said = f"{_named(task)}: permission {request.id} is {request.state}"
+    gone = f"but {_NO_TOOL}; load the extension {compact_json(request.extension, chars_max=64)}"
     if request.subject == "call":
-        follows = "not run, and the model is told"
-        if request.state == "granted":
-            follows = "it begins, if it still is what was shown"
-        return "continue", f"{said}: {follows}"
+        if request.state != "granted":
+            return "continue", f"{said}: not run, and the model is told"
+        if _tool(task, registry) is None:
+            return "continue", f"{said}, {gone}"
+        return "continue", f"{said}: it begins, if it still is what was shown"
     if isinstance(request.decision, Rerun):
+        if _tool(task, registry) is None:
+            return "interrupt", f"{said}, {gone}"
         return "rerun", f"{said}: it is run again"
     if isinstance(request.decision, Happened):
         return "continue", f"{said}: the model gets the result that a person has given"
@@ -196,10 +211,7 @@ def _effect(task: TaskRecord, registry: Registry) -> tuple[Verdict, str]:
     """An effect that had begun: the stricter of the stored and today's policy counts."""
     checkpoint = task.checkpoint if isinstance(task.checkpoint, dict) else {}
     stored = str(checkpoint.get("replay"))
-    given = task.input if isinstance(task.input, dict) else {}
-    tool = next(
-        (tool for tool in registry.snapshot.tools() if tool.name == given.get("name")), None
-    )
+    tool = _tool(task, registry)
     policy = policy_of(stored, tool)
     if policy == "safe":
         return "rerun", f"{_named(task)} had begun, and is safe to run again"

@@ -120,6 +120,23 @@ def test_without_a_terminal_a_run_ends_with_6_and_the_commands_it_names_go_on(
     assert (last.code, last.out, ledger(guarded)) == (0, "all done\n", ["acted"])
 
 
+def test_a_plan_without_the_extension_says_that_what_was_granted_will_not_run(
+    command: Command, guarded: Path
+) -> None:
+    """Whoever forgets to load it is told where they decide, and before anything is lost."""
+    run(command)
+    (id,) = command("approval", "list", "-o", "ids").out.split()
+    approved = command("approval", "approve", id)
+    plan = command("resume", "--plan")
+    whole = resume(command, "--plan")
+
+    assert 'load "guard" with it (`--extension PATH`)' in approved.err
+    assert f"permission {id} is granted, but its tool is not installed now: not run" in plan.out
+    assert 'load the extension "guard"' in plan.out
+    assert "not installed" not in whole.out
+    assert ledger(guarded) == []
+
+
 def test_a_denial_tells_the_model_why(command: Command, guarded: Path) -> None:
     """The words of the person are the call's result, and nothing ran."""
     run(command)
