@@ -11,6 +11,8 @@ Writes go first, then the items of users, each in order of arrival. Holds at all
   terminal;
 * only a run that was answered starts the next one; after any other end steers and follow-ups stay
   queued, and visible, and the next input takes them along;
+* an input that came when its run was being aborted already is that next input: however the run
+  ends, it takes along what was queued before it, and starts a run;
 * no write is queued while the conversation is not busy: every end of a run places all of them, also
   the end of one that failed or was aborted, and one that comes later is placed at once;
 * every submission ends exactly once: an input in the commit that ends its run, a write in the one
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 WRITE = "write"
 """The mode of a queued write; other items have what their sender chose for a busy conversation."""
+
+AFTER = "after"
+"""In an item: the run that was being aborted when it was handed in. It is no part of that run."""
 
 _NO_NOTE = "(the note was empty)"
 _STALE = "the context starts later already"
@@ -182,7 +187,8 @@ def end_run(
 
     Args:
         answer: The entry of the final answer; None for a run that failed or was aborted, after
-            which what users have queued stays queued, and visible.
+            which what users had queued stays queued, and visible, until the next input: one that
+            came when the run was being aborted already, or a later one.
         reason: Why there is no answer, one of the stable codes.
     """
     _end(session.settings, tx, conversation_id, run, answer=answer, reason=reason, detail=detail)
@@ -219,7 +225,11 @@ def _end(
         taken = _of_mode(rest, "steer", settings.steers)
         if not taken:
             taken = rest[:1] if settings.follow_ups == "one" else rest
-        rest = _without(rest, taken)
+    else:
+        taken = _until_new_wish(rest, run)
+        if taken and tx.is_cancelled(conversation_id):
+            taken = []
+    rest = _without(rest, taken)
     _leave(tx, conversation_id, items, rest)
     if taken:
         start_run(tx, conversation_id, taken)
@@ -235,6 +245,25 @@ def _end(
         calls=[],
         retry=None,
     )
+
+
+def is_aborting(tx: TreeTransaction, live: dict[str, Any]) -> bool:
+    """Whether the run that `pi.live` names is to be aborted, and has not settled yet."""
+    generation = live["generation"]
+    node = None if generation is None else tx.view.task(generation)
+    return node is not None and node.marked
+
+
+def _until_new_wish(items: Sequence[Any], run: int) -> list[Any]:
+    """What starts a run when one has settled that was aborted: as if it were handed in just now.
+
+    The first input that came after the abort, with what was still queued before it. What is behind
+    that is queued for the new run, as it would be if it came now.
+    """
+    for place, item in enumerate(items):
+        if item.get(AFTER) == run:
+            return list(items[: place + 1])
+    return []
 
 
 def _of_mode(items: Sequence[Any], mode: str, most: str) -> list[Any]:

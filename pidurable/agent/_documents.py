@@ -80,7 +80,10 @@ class CompactionDocument:
 @document("pi.inbox")
 @attrs.define(kw_only=True)
 class InboxDocument:
-    """Input that is queued, in order of arrival: submission, mode, content."""
+    """Input that is queued, in order of arrival: submission, mode, content or entry.
+
+    `after` names the run that was being aborted when an input came: it starts the next one.
+    """
 
     items: list[Any] = attrs.Factory(list)
 

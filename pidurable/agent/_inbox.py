@@ -2,9 +2,12 @@
 
 A conversation is busy while `pi.live.run` names a run. Input to one that is not busy is placed,
 after whatever was still queued there, and starts a generation, in one commit; otherwise it waits in
-`pi.inbox` for a boundary (see `_boundaries`). A write asks the model nothing. One that no request
-can see (no messages, no head, no edits) is stored at once, also in the middle of a round; any other
-at once where the conversation is not busy, else at the next boundary.
+`pi.inbox` for a boundary (see `_boundaries`). What is handed in while a run is being aborted is no
+part of it: that is placed as if it came a moment later, when the run has ended.
+
+A write asks the model nothing. One that no request can see (no messages, no head, no edits) is
+stored at once, also in the middle of a round; any other at once where the conversation is not busy,
+else at the next boundary.
 
 Everything is checked where it is handed in, so that nothing that waits can turn out to be
 unplaceable: it would be in the way of all that is behind it.
@@ -19,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pidurable.agent._boundaries import (
+    AFTER,
     WRITE,
     GenerationInput as GenerationInput,
     decode_blocks as decode_blocks,
     end_run as end_run,
+    is_aborting,
     place_write,
     start_run,
 )
@@ -165,6 +170,8 @@ def submit(
     item = {"submission": record.id, "mode": when_busy, "content": encoded}
     if live["run"] is not None:
         if not tx.is_cancelled(conversation_id):
+            if is_aborting(tx, live):
+                item[AFTER] = live["run"]
             _check_room(session, tx, conversation_id, item)
             tx.put_submission(record)
             queue_item(tx, conversation_id, item)

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from pidurable.agent._boundaries import AFTER
 from pidurable.agent._permissions import encode_request
 from pidurable.cli._errors import Exit, UsageError
 from pidurable.cli._host import Host
@@ -116,7 +117,10 @@ def _queue_lines(items: Sequence[Any]) -> list[str]:
     for item in items[:ITEMS_SHOWN_MAX]:
         said = said_text(item.get("content", item.get("entry")))
         shown = compact_json(said, chars_max=ITEM_CHARS_MAX)
-        lines.append(f"queued        submission {item['submission']} ({item['mode']}): {shown}")
+        mode = item["mode"]
+        if item.get(AFTER) is not None:
+            mode = f"when run {item[AFTER]} has been aborted"
+        lines.append(f"queued        submission {item['submission']} ({mode}): {shown}")
     if len(items) > ITEMS_SHOWN_MAX:
         lines.append(f"queued        \u2026 and {len(items) - ITEMS_SHOWN_MAX} more")
     return lines

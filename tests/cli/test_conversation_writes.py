@@ -124,6 +124,22 @@ def test_an_aborted_run_gives_back_what_was_queued_and_can_be_continued(
     assert "continue" in nothing.err
 
 
+def test_what_is_said_after_an_abort_is_answered_by_a_resume(command: Command, store: Path) -> None:
+    """The sheet says when its turn comes, and `resume` ends the one run and answers the other."""
+    command("conversation", "submit", "two")
+    command("conversation", "abort")
+    late = command("conversation", "submit", "no, this")
+    run = shown(command)["pi.live"]["run"]
+    sheet = command("conversation", "show").out
+    last = command("resume")
+
+    assert "handed in: queued" in late.out
+    assert f'(when run {run} has been aborted): "no, this"' in sheet
+    # One of the two that were open has no answer.
+    assert (last.code, last.out) == (1, "second answer\n")
+    assert shown(command)["pi.inbox"]["items"] == []
+
+
 def test_a_compaction_is_a_task_that_a_resume_runs(command: Command, store: Path) -> None:
     """It is stored with its instructions; nothing is old enough here, so it skips."""
     made = command("conversation", "compact", "--instructions", "keep names", "-o", "json")
