@@ -9,6 +9,7 @@ import attrs
 
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._checks import check_name
+from pidurable.records._json import loads_stored
 from pidurable.records._messages import (
     AssistantMessage,
     Block,
@@ -104,6 +105,26 @@ class Unread:
 
     def __repr__(self) -> str:
         return "<not read>" if self._read is not None else repr(self._value)
+
+
+class UnreadText(Unread):
+    """A part whose stored text is at hand: few look at what was just appended."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text: str | None = text
+
+    def get(self) -> Any:
+        """Parse the text, or give what was parsed; as for `Unread`, two threads may both do it."""
+        text = self._text
+        if text is not None:
+            self._value = loads_stored(text)
+            self._text = None
+        return self._value
+
+    def __repr__(self) -> str:
+        return repr(self.get())
 
 
 def _looked_at(part: Any) -> Any:

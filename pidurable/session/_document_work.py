@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from pidurable.errors import (
+    InternalError,
     InvalidArgumentError,
     NotJsonError,
     TransactionClosedError,
@@ -89,25 +90,30 @@ class _DocPending:
 
 
 class DocumentWork:
-    """The part of a transaction that is about documents."""
+    """The part of a transaction that is about documents.
+
+    What a transaction begins with stands in the classes, here and in those that derive from it: an
+    object of more than 30 attributes costs several times as much.
+    """
+
+    open = True
+    broken: BaseException | None = None
+    """A read of the body that failed."""
+    doc_changes: list[DocChange] = NO_LIST
+    docs: dict[Address, DocState | None] = NO_DICT
+    _pending: dict[Address, _DocPending] = NO_DICT
+    _retired: dict[Address, DocState] = NO_DICT
+    """What stood at an address before this commit and was retired by it."""
+    _drafts: list[_DocDraft] = NO_LIST
+    _handed_out: list[_DocDraft] = NO_LIST
+    """All drafts that the body was given, also of what it retired."""
+    _forks: dict[int, Fork] = NO_DICT
+    """The forks that this body has made, by their ids."""
 
     def __init__(self, session: Session) -> None:
         self.seq = 0
         self.writes: list[tuple[Op, tuple[Any, ...]]] = []
-        self.open = True
-        self.broken: BaseException | None = None
-        """A read of the body that failed."""
-        self.doc_changes: list[DocChange] = NO_LIST
-        self.docs: dict[Address, DocState | None] = NO_DICT
         self._session = session
-        self._pending: dict[Address, _DocPending] = NO_DICT
-        self._retired: dict[Address, DocState] = NO_DICT
-        """What stood at an address before this commit and was retired by it."""
-        self._drafts: list[_DocDraft] = NO_LIST
-        self._handed_out: list[_DocDraft] = NO_LIST
-        """All drafts that the body was given, also of what it retired."""
-        self._forks: dict[int, Fork] = NO_DICT
-        """The forks that this body has made, by their ids."""
 
     def _check_open(self) -> None:
         if not self.open:
@@ -343,8 +349,9 @@ class DocumentWork:
         pending = self._pended(address)
         if pending is None:
             state = self._doc_state(address)
-            check(state is not None, f"document {address} was to be changed and does not exist")
-            assert state is not None
+            if state is None:
+                # Said only here: every change of a document comes this way.
+                raise InternalError(f"document {address} was to be changed and does not exist")
             pending = _DocPending(state.terms, state, state.held)
         held, ops = pending.held, pending.ops
         if pending.terms.version != definition.version:
@@ -466,7 +473,7 @@ class DocumentWork:
             )
             self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
         if pending.drafted_by is not None:
-            after = attrs.evolve(after, drafted_by=pending.drafted_by)
+            after = after._replace(drafted_by=pending.drafted_by)
         self.docs[address] = after
         self.writes += rows
 

@@ -164,8 +164,7 @@ class Address(NamedTuple):
     key: str
 
 
-@attrs.frozen
-class DocState:
+class DocState(NamedTuple):
     """A document as committed (or staged): its value and where its stored tail stands."""
 
     id: int
@@ -180,7 +179,7 @@ class DocState:
     bytes_bound: int
     """The value takes at most so many bytes: its size when it was last measured, and what was added
     to it since."""
-    drafted_by: DocumentDefinition | None = attrs.field(default=None, eq=False, repr=False)
+    drafted_by: DocumentDefinition | None = None
     """Whose class has written the whole value in this process, so that reading it and writing it
     again gives the same JSON; None where that is not known."""
 
@@ -205,8 +204,7 @@ class DocState:
         return self.terms.fork
 
 
-@attrs.frozen
-class DocChange:
+class DocChange(NamedTuple):
     """One document changed by a commit: what it held before and after, or None for nothing."""
 
     address: Address

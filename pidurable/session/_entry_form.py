@@ -7,9 +7,7 @@ in and not where it is placed, and is placed as it was checked, also under small
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, final
-
-import attrs
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.records import _codec, _json
@@ -24,8 +22,7 @@ T = TypeVar("T")
 
 
 @final
-@attrs.frozen(kw_only=True)
-class EncodedEntry:
+class EncodedEntry(NamedTuple):
     """The parts of an entry, as texts and as they will be read."""
 
     kind: str
@@ -124,6 +121,8 @@ def _loaded(text: str | None) -> Any:
 
 def _listed(name: str, given: Iterable[T]) -> tuple[T, ...]:
     """What a caller gave as a list."""
+    if type(given) is tuple:
+        return given
     if not isinstance(given, Iterable):
         raise InvalidArgumentError(name, "expected a list", show(given))
     return tuple(given)

@@ -19,6 +19,7 @@ Everything here is protected against KeyboardInterrupt, but not the bodies: they
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -106,6 +107,8 @@ class CommitLine:
         self._poison: SessionPoisonedError | None = None
         self._closing = False
         self._drained: trio.lowlevel.Task | None = None
+        self._now = trio.lowlevel.current_clock().current_time
+        """trio's time, asked for twice in each commit."""
 
     # --- state ---------------------------------------------------------------------------
 
@@ -195,16 +198,17 @@ class CommitLine:
     async def wait_turn(self, member: Member) -> str | None:
         """Wait in order. Cancelled here, the commit has not begun."""
         self._waiting[member] = None
-
-        def abort(_: Any) -> trio.lowlevel.Abort:
-            if member not in self._waiting:
-                # Its body has been run by now, or it has the line.
-                return trio.lowlevel.Abort.FAILED
-            del self._waiting[member]
-            return trio.lowlevel.Abort.SUCCEEDED
-
+        abort = functools.partial(self._give_up, member)
         role: str | None = await trio.lowlevel.wait_task_rescheduled(abort)
         return role
+
+    def _give_up(self, member: Member, _: Any) -> trio.lowlevel.Abort:
+        """Somebody who waits is cancelled."""
+        if member not in self._waiting:
+            # Its body has been run by now, or it has the line.
+            return trio.lowlevel.Abort.FAILED
+        del self._waiting[member]
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def take(self, member: Member) -> None:
         """Get the line for an `async with` body."""
@@ -232,7 +236,7 @@ class CommitLine:
         draft, body = member.draft, member.body
         assert body is not None
         self.begin(draft)
-        started = trio.current_time()
+        started = self._now()
         self.running = draft
         sealed: Draft | None = None
         try:
@@ -251,7 +255,7 @@ class CommitLine:
             draft.discard()
             member.error = error
         self.running = None
-        seconds = trio.current_time() - started
+        seconds = self._now() - started
         if seconds > self.settings.body_report_seconds:
             logger.warning("a commit body took %.2f s (%s)", seconds, place_of(body))
         return self.end(member, sealed, seconds)

@@ -35,7 +35,8 @@ class Services:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._confirmed_at = trio.current_time()
+        self._now = trio.lowlevel.current_clock().current_time
+        self._confirmed_at = self._now()
         clock = session.clock
         self._alone = isinstance(clock, VirtualClock) and not clock.shared
         """Whether nobody else can tell how long this holder has been silent."""
@@ -48,8 +49,9 @@ class Services:
 
     def is_confirmed(self) -> bool:
         """Whether a sign of life was stored within the last lease."""
-        silent = trio.current_time() - self._confirmed_at
-        return self._alone or silent < self._session.settings.lease_seconds
+        if self._alone:
+            return True
+        return self._now() - self._confirmed_at < self._session.settings.lease_seconds
 
     def stored(self, rows: int) -> None:
         """Count a batch that went to the log, in pages as well as they can be guessed."""

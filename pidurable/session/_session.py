@@ -164,15 +164,16 @@ class Session:
     # --- what a body sees ----------------------------------------------------------------
 
     def staged_conversation(self, conversation_id: int) -> Conversation:
-        found = None
-        if is_id(conversation_id):
-            found = self._staged.conversations.get(conversation_id)
-        if found is not None:
-            return found
+        staged = self._staged.conversations
+        if staged and is_id(conversation_id):
+            found = staged.get(conversation_id)
+            if found is not None:
+                return found
         found = self.conversation(conversation_id)
-        root = self.removals.tree_of(found, staged=True)
-        if root is not None:
-            raise NotFoundError("conversation", conversation_id, removed_hint(root))
+        if found.owner is not None:
+            root = self.removals.tree_of(found, staged=True)
+            if root is not None:
+                raise NotFoundError("conversation", conversation_id, removed_hint(root))
         return found
 
     def staged_submission(self, submission_id: int) -> SubmissionRecord | None:
@@ -292,9 +293,10 @@ class Session:
                 raise NotFoundError("conversation", conversation_id)
             found = conversation_of(row)
             self._keep(self._conversations, conversation_id, found, _CONVERSATIONS_CACHED)
-        root = self.removals.tree_of(found, staged=False)
-        if root is not None:
-            raise NotFoundError("conversation", conversation_id, removed_hint(root))
+        if found.owner is not None:
+            root = self.removals.tree_of(found, staged=False)
+            if root is not None:
+                raise NotFoundError("conversation", conversation_id, removed_hint(root))
         return found
 
     def doc(self, address: Address) -> DocState | None:
@@ -502,7 +504,7 @@ class Session:
             participant.joined(draft)
 
     def adopt(self, drafts: list[Transaction]) -> None:
-        self._staged = Staged()
+        self._staged.clear()
         rows = 0
         participants = self.participants
         for tx in drafts:

@@ -60,6 +60,15 @@ class Staged:
     doc_commits: list[tuple[int, dict[Address, DocState | None]]] = attrs.Factory(list)
     """What each of the bodies did to documents, by its sequence number, oldest first."""
 
+    def clear(self) -> None:
+        """The batch is published: what it had staged is what stands."""
+        for held in (self.conversations, self.submissions, self.entries, self.unique, self.docs):
+            if held:
+                held.clear()
+        for more in (self.docs_before, self.blobs, self.blobs_removed, self.doc_commits):
+            if more:
+                more.clear()
+
     def add(self, tx: Transaction) -> None:
         if tx.conversations:
             self.conversations.update((made.id, made) for made in tx.conversations)

@@ -21,7 +21,7 @@ from pidurable.errors import (
 )
 from pidurable.records import _json
 from pidurable.records._checks import check_name, check_text, is_id
-from pidurable.records._entries import Conversation, Edit, Entry, is_visible
+from pidurable.records._entries import Conversation, Edit, Entry, UnreadText, is_visible
 from pidurable.records._messages import ImageBlock, Message, SystemMessage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._blobs import digest, is_digest
@@ -53,18 +53,19 @@ def text_digest(text: str) -> str:
 class Transaction(ForkWork):
     """One commit in the making. Obtained from `harness.commit()` or `ctx.commit()`."""
 
+    entries: list[Entry] = NO_LIST
+    conversations: list[Conversation] = NO_LIST
+    submissions: dict[int, SubmissionRecord] = NO_DICT
+    blobs: frozenset[str] = _NO_BLOBS
+    """Names of the bytes that this commit stores."""
+    removal: Removal | None = None
+    """What this commit removes, if it removes anything."""
+
     def __init__(self, session: Session, *, by_task: int | None = None, flush: bool = True) -> None:
         super().__init__(session)
         self.flush = flush
-        self.entries: list[Entry] = NO_LIST
-        self.conversations: list[Conversation] = NO_LIST
-        self.submissions: dict[int, SubmissionRecord] = NO_DICT
-        self.blobs: frozenset[str] = _NO_BLOBS
-        """Names of the bytes that this commit stores."""
         self.unique: dict[tuple[Any, ...], Any] = {}
         """What this commit claims for itself, under keys that nobody else may claim."""
-        self.removal: Removal | None = None
-        """What this commit removes, if it removes anything."""
         self._by_task = by_task
 
     # --- life of the body ----------------------------------------------------------------
@@ -178,9 +179,10 @@ class Transaction(ForkWork):
         Raises:
             NotFoundError: No such entry in the history, or no bytes of an image.
         """
-        for edit in encoded.edits:
-            self._check_entry(conversation_id, edit.target)
-        self.check_images(encoded.messages, *(edit.messages or () for edit in encoded.edits))
+        if encoded.edits or encoded.messages:
+            for edit in encoded.edits:
+                self._check_entry(conversation_id, edit.target)
+            self.check_images(encoded.messages, *(edit.messages or () for edit in encoded.edits))
         if encoded.head is not None and encoded.head != 0:
             self._check_entry(conversation_id, encoded.head)
 
@@ -217,7 +219,7 @@ class Transaction(ForkWork):
                 seq=self.seq,
                 kind=encoded.kind,
                 messages=encoded.messages,
-                data=None if data_text is None else _json.loads_stored(data_text),
+                data=None if data_text is None else UnreadText(data_text),
                 head=head,
                 edits=encoded.edits,
                 by_task=self._by_task,

@@ -262,7 +262,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Point at the transaction for what only a commit can do."""
-            if name.startswith("_") or not hasattr(TaskTransaction, name):
+            if name.startswith("_") or not callable(getattr(TaskTransaction, name, None)):
                 hint = nearest(name, [each for each in dir(TaskContext) if each[0] != "_"])
                 text = f"TaskContext has no attribute {name!r}.{hint}"
                 raise AttributeError(text, name=name, obj=self)

@@ -86,10 +86,7 @@ class Phase:
             self._idle.set()
 
     async def quiet(self) -> None:
-        """Refuse new commits, and wait until none is queued or in flight: those still count."""
-        self.sealed = True
-        if not self.in_flight:
-            return
+        """Wait until no commit of a sealed phase is queued or in flight: those still count."""
         with trio.CancelScope(shield=True):
             while self.in_flight:
                 self._idle = trio.Event()
@@ -128,7 +125,9 @@ async def run_invocation(runtime: Runtime, invocation: Invocation) -> None:
                 await _block(runtime, invocation, str(unreadable))
                 return
             left = await _call(runtime, invocation, phase, at, input)
-            await phase.quiet()
+            phase.sealed = True
+            if phase.in_flight:
+                await phase.quiet()
             following = await _step(runtime, invocation, phase, left)
             # It refers to the frames that it left, and from Python 3.13 on these refer to this one.
             left = None

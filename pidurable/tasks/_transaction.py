@@ -58,14 +58,15 @@ ChildResultT = TypeVar("ChildResultT")
 class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
     """A commit of a task: everything of `TreeTransaction`, and the task's own transitions."""
 
+    _decide: Callable[[], None] | None = None
+    _aborts_itself = False
+    _checked = False
+    _lent_to: str | None = None
+
     def __init__(self, runtime: Runtime, phase: Phase) -> None:
         super().__init__(runtime, by_task=phase.task_id)
         self._phase = phase
         self.phase = phase
-        self._decide: Callable[[], None] | None = None
-        self._aborts_itself = False
-        self._checked = False
-        self._lent_to: str | None = None
 
     def check_phase(self) -> Node:
         """Refuse a commit that comes too late for its task. In line order, so it is exact."""

@@ -76,6 +76,23 @@ def to_us(moment: datetime, argument: str) -> int:
 class TreeTransaction(Transaction):
     """A commit of a host, or of the scheduler."""
 
+    phase: Phase | None = None
+    memos_made: list[tuple[str, str]] = NO_LIST
+    fresh: dict[int, tuple[str, str, str]] = NO_DICT
+    """Of tasks created here: input, phase and checkpoint as text, for the first invocation."""
+    outcomes: dict[int, str] = NO_DICT
+    """Of tasks whose outcome was decided here, as text."""
+    signalled: dict[int, int] = NO_DICT
+    next_checkpoint: tuple[str, str] | None = None
+    created_by_host = False
+    """Whether a host created a task here: that lets tasks run."""
+    starts: Starts | None = None
+    """What this commit has reserved, to be started once it is durable."""
+    reserves = True
+    """Whether it reserves what it makes ready; a pass of the scheduler does so by itself."""
+    _created: list[Node] = NO_LIST
+    _owned: list[int] = NO_LIST
+
     def __init__(
         self,
         runtime: Runtime,
@@ -86,22 +103,6 @@ class TreeTransaction(Transaction):
         super().__init__(runtime.session, by_task=by_task, flush=flush)
         self._runtime = runtime
         self.view = View(runtime.staged, runtime.load)
-        self.phase: Phase | None = None
-        self.memos_made: list[tuple[str, str]] = NO_LIST
-        self.fresh: dict[int, tuple[str, str, str]] = NO_DICT
-        """Of tasks created here: input, phase and checkpoint as text, for the first invocation."""
-        self.outcomes: dict[int, str] = NO_DICT
-        """Of tasks whose outcome was decided here, as text."""
-        self.signalled: dict[int, int] = NO_DICT
-        self.next_checkpoint: tuple[str, str] | None = None
-        self.created_by_host = False
-        """Whether a host created a task here: that lets tasks run."""
-        self.starts: Starts | None = None
-        """What this commit has reserved, to be started once it is durable."""
-        self.reserves = True
-        """Whether it reserves what it makes ready; a pass of the scheduler does so by itself."""
-        self._created: list[Node] = NO_LIST
-        self._owned: list[int] = NO_LIST
 
     # --- creating ------------------------------------------------------------------------
 

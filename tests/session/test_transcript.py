@@ -14,7 +14,9 @@ from transcript_support import answer, check_sendable, entry, histories, result,
 from trio.testing import wait_all_tasks_blocked
 
 from pidurable.errors import InvalidArgumentError, NotFoundError, NotJsonError
+from pidurable.records import _entries
 from pidurable.records._entries import Edit, Entry
+from pidurable.records._json import loads_stored
 from pidurable.records._messages import (
     AssistantStatus,
     TextBlock,
@@ -369,3 +371,30 @@ async def test_what_is_appended_may_come_from_an_iterator() -> None:
 
     assert stored == kept
     assert (stored.messages, stored.edits) == ((said,), (Edit(target=first),))
+
+
+async def test_an_entry_that_was_just_appended_reads_like_a_stored_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its data is parsed when somebody looks at it, once, and is that of the stored entry."""
+    parsed: list[str] = []
+
+    def counting(text: str) -> Any:
+        parsed.append(text)
+        return loads_stored(text)
+
+    monkeypatch.setattr(_entries, "loads_stored", counting)
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        await session.context_entries(conversation)
+        for text in ("first", "second"):
+            await commit_note(session, conversation, text)
+        first, second = await session.context_entries(conversation)
+        assert parsed == []
+
+        assert first.data == first.data == {"text": "first"}
+        assert first.read(Note) == Note("first")
+        assert parsed == ['{"text":"first"}']
+        assert "data={'text': 'second'}" in repr(second)
+        assert [first, second] == await session.history(conversation)
+        assert attrs.evolve(second, data={"text": "another"}) != second
