@@ -31,7 +31,7 @@ from pidurable.harness._command_kinds import read_report
 from pidurable.harness._reader import Reader, open_read_only
 from pidurable.harness._submission import Settled, settled_of
 from pidurable.records import _codec
-from pidurable.records._checks import check_name
+from pidurable.records._checks import check_name, check_timeout
 from pidurable.records._codec import Codec
 from pidurable.records._commands import Command, encode_command, read_answer
 from pidurable.records._entries import Edit
@@ -95,6 +95,7 @@ class Client:
         WaitTimeoutError: Not seen yet, or not answered; the command waits. Its `key` waits again
             under the same call, or takes the command back: `withdraw`.
         RequestIdConflictError: The key was used for something else.
+        InvalidArgumentError: The timeout is negative, or no number; nothing was handed in.
         StorageRefusedError: Certainly not handed in (a full disk, 10,000 commands that wait), or
             withdrawn by somebody meanwhile.
         StorageAccessError: The folder of commands cannot be used; the message says why.
@@ -563,6 +564,7 @@ class Client:
         timeout: float | None,  # noqa: ASYNC109
     ) -> Any:
         key = SystemRandomness().uuid() if key is None else check_name(key, "key")
+        check_timeout(timeout)  # before anything is handed in
         head = await self._blocking.run(self._storage.head)
         command = Command(
             id=key,
@@ -642,7 +644,7 @@ async def _looked_for(look: Callable[[], Any], timeout: float | None) -> Any:  #
 
     The first look is made whatever the timeout.
     """
-    until = trio.current_time() + (float("inf") if timeout is None else timeout)
+    until = trio.current_time() + check_timeout(timeout)
     pause = _LOOK_SECONDS_MIN
     while True:
         found = await look()

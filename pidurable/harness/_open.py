@@ -36,7 +36,7 @@ from pidurable.harness._permission_calls import PermissionCalls
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
 from pidurable.harness._usage import total_usage
-from pidurable.records._checks import check_name, is_id
+from pidurable.records._checks import check_name, check_seconds, check_timeout, is_id
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Usage
@@ -213,8 +213,10 @@ class Harness(PermissionCalls):
         Raises:
             UnknownTaskError: This session has no such task.
             WaitTimeoutError: The time ran out; waiting again is fine. (Also a trio.TooSlowError.)
+            InvalidArgumentError: The timeout is negative, or no number; nothing was started.
             SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
         """
+        check_timeout(timeout)
         if start:
             self.start()
         return await self._runtime.waits.for_task(task_id, waiter=None, timeout=timeout)
@@ -464,13 +466,16 @@ class Harness(PermissionCalls):
 
         Returns:
             Tasks whose code still runs; leaving the harness stops them in the middle.
+
+        Raises:
+            InvalidArgumentError: The seconds are negative, or no number.
         """
-        runtime = self._runtime
+        runtime, most = self._runtime, check_seconds(seconds, "seconds")
         runtime.closing = True
         for invocation in list(runtime.invocations.values()):
             if invocation.kind in (Generation.name, Compaction.name):
                 invocation.cancel()
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(most):
             # An invocation ends, or begins to wait for work of its own: no one event says both.
             while any(not self._stands_still(id) for id in runtime.invocations):  # noqa: ASYNC110
                 await trio.sleep(_DRAIN_LOOK_SECONDS)

@@ -9,6 +9,7 @@ import trio
 
 from pidurable.agent._inbox import withdraw
 from pidurable.errors import UnansweredError, WaitTimeoutError
+from pidurable.records._checks import check_timeout
 from pidurable.records._codec import Codec
 from pidurable.records._messages import AssistantMessage, TextBlock
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
@@ -95,18 +96,19 @@ class Submission:
 
         Raises:
             WaitTimeoutError: The time ran out; waiting again is fine.
+            InvalidArgumentError: The timeout is negative, or no number.
             WaitCycleError: The code of a task waits, without a timeout, for an answer that needs
                 the end of that task.
             SessionClosedError: The harness was closed meanwhile; open it and wait again.
             SessionPoisonedError: The storage failed meanwhile; reopen it and wait again.
         """
-        harness = self._harness
+        harness, most = self._harness, check_timeout(timeout)
         harness.check_serving()
         harness.start()
         held = harness._runtime.waits.holding(
             self.id, others=(self.id,), bounded=timeout is not None
         )
-        with held, trio.move_on_after(float("inf") if timeout is None else timeout):
+        with held, trio.move_on_after(most):
             while True:
                 # Looked at before anything can cancel: with a timeout of 0 too.
                 record = self._record()

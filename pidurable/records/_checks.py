@@ -12,7 +12,15 @@ from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
 from pidurable.records._json import check_json
 
-__all__ = ["check_is_list", "check_name", "check_reason", "check_text", "is_id"]
+__all__ = [
+    "check_is_list",
+    "check_name",
+    "check_reason",
+    "check_seconds",
+    "check_text",
+    "check_timeout",
+    "is_id",
+]
 
 NAME_CHARACTERS_MAX = 512
 REASON_CHARACTERS_MAX = 1000
@@ -47,6 +55,26 @@ def check_reason(value: object) -> str:
 def is_id(value: object) -> bool:
     """Tell whether a value can be the id of anything. Booleans and other numbers cannot."""
     return type(value) in (int, TaskId) and 0 < value < 2**63  # type: ignore[operator]
+
+
+def check_seconds(value: object, argument: str) -> float:
+    """Return a number of seconds from now, which may be 0 or infinite.
+
+    Raises:
+        InvalidArgumentError: It is no number, negative, or not a number at all (NaN).
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidArgumentError(argument, "expected seconds, at least 0", show(value))
+    return float(value) if value < 2**63 else float("inf")
+
+
+def check_timeout(value: object) -> float:
+    """Return the most seconds to wait: infinite for None.
+
+    Raises:
+        InvalidArgumentError: It is no number, negative, or not a number at all (NaN).
+    """
+    return float("inf") if value is None else check_seconds(value, "timeout")
 
 
 def check_is_list(ids: object, argument: str) -> None:

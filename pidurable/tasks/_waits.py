@@ -27,7 +27,7 @@ from pidurable.errors import (
     show,
 )
 from pidurable.records import _codec, _json
-from pidurable.records._checks import is_id
+from pidurable.records._checks import check_timeout, is_id
 from pidurable.records._tasks import Outcome, OutcomeRecord, Status
 from pidurable.session._stubs import unknown_task
 from pidurable.tasks._definition import definition_info
@@ -176,6 +176,7 @@ class Waits:
     ) -> Outcome[Any]:
         """Wait for the end of a task; `waiter` is the task whose invocation waits."""
         runtime = self._runtime
+        check_timeout(timeout)
         if not is_id(task_id):
             raise UnknownTaskError(show(task_id))
         node = runtime.published.task(task_id)

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._script import ScriptedError, Step
 from pidurable.errors import (
+    InvalidArgumentError,
     NotFoundError,
     SessionClosedError,
     SessionPoisonedError,
@@ -153,6 +154,20 @@ async def test_a_submission_that_does_not_exist_is_not_waited_for(
             await Submission(harness, 99).wait()
         with pytest.raises(NotFoundError):
             await Submission(harness, 99).status()
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.5, float("nan"), "1", True], ids=repr)
+async def test_a_timeout_that_is_none_is_refused_in_our_words(seconds: Any) -> None:
+    """Whoever waits for a submission or a task is told, and nothing was started by it."""
+    world = World("never")
+
+    async with world.open() as harness:
+        submission = Submission(harness, 1)
+        for wait in (submission.wait, lambda timeout: harness.wait_for_task(1, timeout=timeout)):
+            with pytest.raises(InvalidArgumentError, match="timeout: expected seconds, at least 0"):
+                await wait(timeout=seconds)
+        with pytest.raises(InvalidArgumentError, match="seconds: expected seconds, at least 0"):
+            await harness.drain(seconds=seconds)
 
 
 async def test_open_submissions_are_found_after_a_restart(autojump_clock: MockClock) -> None:
