@@ -32,6 +32,7 @@ from pidurable.errors import (
     InternalError,
     InvalidArgumentError,
     NestedCommitError,
+    PidurableError,
     SessionClosedError,
     SessionPoisonedError,
 )
@@ -386,22 +387,18 @@ class CommitLine:
     async def _store(self, batch: OpenBatch) -> BaseException | None:
         """Store and adopt a batch; what went wrong otherwise, and then nothing was published."""
         if self._poison is not None:
-            self._adopter.revert()
-            return again(self._poison)
+            return self._reverted(again(self._poison))
         drafts = batch.drafts
         stored = self._writer.gather(drafts, self.next_id)
         error = await self._writer.store(stored, batch)
         if error is not None:
-            self._adopter.revert()
+            error = self._reverted(error)
             if isinstance(error, SessionPoisonedError):
                 self.set_poison(error)
-            else:
-                self._adopter.refusing(True)
             return error
         if self._poison is not None:
             # Another holder was seen meanwhile. This batch is stored, but nothing may act on it.
-            self._adopter.revert()
-            return again(self._poison)
+            return self._reverted(again(self._poison))
         self.published_seq = stored.seq
         try:
             self._adopter.refusing(False)
@@ -409,6 +406,19 @@ class CommitLine:
         except BaseException as bug:  # noqa: ASYNC103 - told to its caller
             return self._fail_on_bug("publishing a commit", bug)  # noqa: ASYNC104 - poisons
         return None
+
+    def _reverted(self, error: PidurableError) -> PidurableError:
+        """Drop what a batch has staged that failed; what its members are told.
+
+        Where that fails too, what is staged and what is published cannot be told apart any more.
+        """
+        try:
+            self._adopter.revert()
+            if not isinstance(error, SessionPoisonedError):
+                self._adopter.refusing(True)
+        except BaseException as bug:  # noqa: ASYNC103 - told to whoever waits
+            return self._fail_on_bug("reverting a batch", bug)  # noqa: ASYNC104 - poisons
+        return error
 
     # --- closing -------------------------------------------------------------------------
 

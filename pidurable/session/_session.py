@@ -544,7 +544,11 @@ class Session:
 
     def poisoned(self, error: SessionPoisonedError) -> None:
         for participant in self.participants:
-            participant.poisoned(error)
+            try:
+                participant.poisoned(error)
+            except Exception:
+                # The others wait to be told, and whoever waits on them.
+                logger.exception("telling %r of a poisoned session failed", participant)
         self._end_watches(error)
 
     def task_ended(self, task_id: int) -> None:

@@ -529,6 +529,41 @@ async def test_a_batch_that_stays_refused_fails_whole_and_later_ones_go_on(
         assert session.line.poison is None
 
 
+async def test_a_participant_that_cannot_revert_poisons_and_lets_nobody_wait() -> None:
+    """Everybody of the batch, and behind it, is told; so are the participants behind that one."""
+    storage = FaultyStorage(MemoryStorage())
+    settings = Settings(storage_retry_seconds=0)
+    async with open_test_session(storage, settings=settings) as session:
+        behind = Recorder()
+
+        class Broken(Recorder):
+            def reverted(self) -> None:
+                raise LookupError("nothing to revert")
+
+            def poisoned(self, error: SessionPoisonedError) -> None:
+                raise LookupError("nothing to poison")
+
+        session.participants += [Broken(), behind]
+        conversation = await new_conversation(session)
+        storage.add(Fault.refuse(times=1))
+        errors: list[SessionPoisonedError] = []
+
+        async def commit(text: str) -> None:
+            try:
+                await commit_note(session, conversation, text)
+            except SessionPoisonedError as error:
+                errors.append(error)
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for text in ("a", "b", "c"):
+                    nursery.start_soon(commit, text)
+        assert [str(error).count("reverting a batch") for error in errors] == [1, 1, 1]
+        assert isinstance(errors[0].__cause__, LookupError)
+        assert behind.names().count("poisoned") == 1
+        assert stored_notes(storage, conversation) == []
+
+
 @pytest.mark.parametrize("fault", [Fault.lose(), Fault.store_then_raise()], ids=["lost", "stored"])
 async def test_an_uncertain_error_poisons_the_session(fault: Fault) -> None:
     """After an error that may have stored, nothing is published, sent or served any more."""
