@@ -137,6 +137,9 @@ class Entry:
 
     `head` starts the context at that entry from here on. Messages, data and edits of more than
     64 KiB are read from the store when they are first looked at, so look before it is closed.
+
+    A pickle holds all of it, so making one looks. What comes out of it belongs to no session: its
+    `read` knows the types that work out of the box, and none of an extension's own codecs.
     """
 
     id: int
@@ -179,8 +182,8 @@ class Entry:
             for edit in kept_edits(self)
         )
 
-    def __repr__(self) -> str:
-        shown = {
+    def _fields(self) -> dict[str, Any]:
+        return {
             "id": self.id,
             "conversation_id": self.conversation_id,
             "seq": self.seq,
@@ -192,6 +195,20 @@ class Entry:
             "by_task": self.by_task,
             "at_us": self.at_us,
         }
+
+    def __copy__(self) -> Entry:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Entry:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What reads the parts that lie apart, and what decodes, belongs to an open store.
+        whole = {name: _looked_at(part) for name, part in self._fields().items()}
+        return _made_of, (whole,)
+
+    def __repr__(self) -> str:
+        shown = self._fields()
         return f"Entry({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def read(self, cls: type[EntryT]) -> EntryT:
@@ -208,6 +225,14 @@ class Entry:
             )
         assert self._decode is not None
         return self._decode(_looked_at(self._data), cls)  # type: ignore[no-any-return]
+
+
+def _made_of(whole: dict[str, Any]) -> Entry:
+    """An entry from what its pickle holds."""
+    # Here, since it takes long to import and few unpickle anything.
+    from pidurable.records._codec import Codec
+
+    return Entry(**whole, decode=Codec().decode)
 
 
 def kept_messages(entry: Entry) -> tuple[Message, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +199,24 @@ async def test_entries_are_equal_by_value_wherever_the_value_lies() -> None:
 
         assert published == read == again
         assert read != attrs.evolve(again, data={"text": "c"})
+
+
+async def test_a_pickled_entry_is_whole_without_its_store() -> None:
+    """What lies apart comes along, the session does not, and `read` knows the plain types."""
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        await append(session, conversation, Large("p" * BLOB_BYTES_MIN), messages=[user("hello")])
+        (read,) = await session.history(conversation)
+        (looked_at,) = await session.history(conversation)
+        assert looked_at.data
+        pickled = pickle.dumps(read)
+
+    again = pickle.loads(pickled)
+    assert again == looked_at
+    assert again.data == {"text": "p" * BLOB_BYTES_MIN}
+    assert again.messages == looked_at.messages
+    assert again.read(Large) == Large("p" * BLOB_BYTES_MIN)
+    assert copy.copy(read) is copy.deepcopy(read) is read
 
 
 # --- what is damaged --------------------------------------------------------------------------
