@@ -448,6 +448,9 @@ _ORIGINS = {name: module for module, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Load a public name from where it is defined."""
+    if name == "__all__":
+        # For `from pidurable import *`, which asks for it; a list in the module would load nothing.
+        return sorted(_ORIGINS)
     origin = _ORIGINS.get(name)
     if origin is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

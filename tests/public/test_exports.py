@@ -175,6 +175,16 @@ def test_what_type_checkers_see_is_what_is_loaded() -> None:
         pidurable.nothing  # noqa: B018
 
 
+def test_a_star_import_brings_every_public_name() -> None:
+    """`from pidurable import *` loads what is public, and nothing else."""
+    names: dict[str, object] = {}
+    exec("from pidurable import *", names)
+    del names["__builtins__"]
+
+    assert sorted(names) == public_names(pidurable)
+    assert names["open_harness"] is pidurable.open_harness
+
+
 def test_names_do_not_collide() -> None:
     """A name means one thing, wherever it is imported from."""
     for module, name in EXPORTS:
