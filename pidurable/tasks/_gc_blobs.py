@@ -24,7 +24,8 @@ RUN_MAX = 4_096
 """Digits in a row of which each place is looked at in the loop."""
 
 _RUN = re.compile("[0-9a-f]{64,}")
-_DIGITS = 64
+DIGITS = 64
+"""Of the name of a blob."""
 _APPENDS = '"append"'
 _NO_TEXT = frozenset({"digest", "sha256"})
 """Columns whose digests are those of a content, and refer to nothing."""
@@ -42,8 +43,8 @@ def digests_in(text: str) -> Iterator[str]:
     """Every digest in a text; of a longer run of digits, each that it may hold."""
     for found in _RUN.finditer(text):
         run = found[0]
-        for first in range(len(run) - _DIGITS + 1):
-            yield run[first : first + _DIGITS]
+        for first in range(len(run) - DIGITS + 1):
+            yield run[first : first + DIGITS]
 
 
 def blob_windows(storage: Storage) -> Iterator[dict[str, int] | None]:
@@ -99,7 +100,7 @@ def _look_through(
     storage: Storage, texts: Iterable[object], wanted: dict[str, int], followed: set[str]
 ) -> Iterator[None]:
     for text in texts:
-        if type(text) is not str or len(text) < _DIGITS:
+        if type(text) is not str or len(text) < DIGITS:
             continue
         take_out(text, wanted)
         if is_reference(text) and text[1:] not in followed:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from pidurable.records import _codec, _json
+from pidurable.records import _codec, _json, _patch
 from pidurable.session._blobs import moved_blobs
 from pidurable.storage import ConversationRow, EntryRow, Op, SubmissionRow, TaskRow
-from pidurable.tasks._gc_blobs import take_out_quickly
+from pidurable.tasks._gc_blobs import DIGITS, take_out_quickly
 from pidurable.tasks._gc_trees import Tree
 
 if TYPE_CHECKING:
     from pidurable.errors import SessionPoisonedError
+    from pidurable.session._documents import DocChange
     from pidurable.session._session import Session
 
 
@@ -100,6 +101,9 @@ class Touched:
                 self._await(row[1])
             if self._wanted:
                 self._look_through(op, row)
+        if self._wanted:
+            for change in tx.doc_changes:
+                self._look_at_ends(change)
         staged.update(record.conversation_id for record in tx.submissions.values())
         staged.update(address.scope_id for address in tx.docs)
 
@@ -122,6 +126,28 @@ class Touched:
                 take_out_quickly(value, self._wanted)
         for name in moved_blobs(op, row):
             self._wanted.pop(name, None)
+
+    def _look_at_ends(self, change: DocChange) -> None:
+        """Look at the texts of a document that grew: a digest may come in parts, each too short.
+
+        What stood in it before is looked through as it is stored, and so is what was added, so only
+        what lies across the end of what stood there is left.
+        """
+        grown: dict[str, int] = {}
+        for op in change.ops:
+            if op["op"] == "append" and type(op["value"]) is str:
+                grown[op["path"]] = grown.get(op["path"], 0) + len(op["value"])
+        if not grown or change.held_after is None:
+            return
+        value = change.after
+        if any(op["op"] != "append" for op in change.ops):
+            # Where a text stood when it grew is not where it stands now.
+            take_out_quickly(_json.dumps(value, path="$"), self._wanted)
+            return
+        for path, added in grown.items():
+            text = _patch.get(value, path)
+            assert type(text) is str
+            take_out_quickly(text[-(added + DIGITS - 1) :], self._wanted)
 
     def committed(self, tx: Any) -> None:
         self._touched |= self._staged

@@ -50,6 +50,7 @@ MONTH = timedelta(days=30)
 @attrs.define
 class Plan:
     text: str = ""
+    notes: list[str] = attrs.Factory(list)
 
 
 @attrs.frozen
@@ -369,6 +370,54 @@ async def test_a_digest_that_was_streamed_in_parts_is_a_reference() -> None:
                 tx.append_text(Plan, conversation, "/text", part)
     async with opened(storage.reopen()) as harness:
         assert (await harness.gc(older_than=MONTH)).blobs == 0
+
+
+@pytest.mark.parametrize("long", [0, 20_000], ids=["short", "long"])
+async def test_a_digest_that_is_streamed_in_parts_meanwhile_is_not_missed(long: int) -> None:
+    """Its last part comes while texts are looked through, wherever that stands: the bytes stay."""
+    met = set[str]()
+    place = 0
+    for place in range(1, 40):
+        made = Planted()
+        name = made.blob(b"streamed meanwhile")
+        storage, blocking = stored(made), BetweenReads()
+        async with opened(storage, blocking=blocking) as harness:
+            conversation = (await harness.root()).id
+            async with harness.commit() as tx:
+                await tx.document(Plan, conversation)
+                tx.append_text(Plan, conversation, "/text", "." * long + name[:30])
+            left = place
+            there = False
+
+            async def write(
+                harness: Harness = harness,
+                blocking: Any = blocking,
+                conversation: int = conversation,
+                name: str = name,
+                mixed: bool = place % 2 == 1,
+            ) -> None:
+                nonlocal left, there
+                left -= 1
+                if left:
+                    blocking.then = write
+                    return
+                there = harness.session.storage.has_blob(name)
+                for part in (name[30:40], name[40:]):
+                    async with harness.commit() as tx:
+                        tx.append_text(Plan, conversation, "/text", part)
+                        if mixed:
+                            note = {"op": "add", "path": "/notes/-", "value": "grows"}
+                            tx.patch(Plan, conversation, [note])
+
+            blocking.then = write
+            report = await harness.gc(older_than=MONTH)
+        met.add("gone" if report.blobs else "kept")
+        if left:
+            break
+        assert report.blobs == int(not there)
+        assert storage.reopen().has_blob(name) == there
+    assert place > 2
+    assert met == {"gone", "kept"}
 
 
 async def test_bytes_that_were_put_are_kept_for_who_is_about_to_refer_to_them() -> None:

@@ -110,6 +110,12 @@ GC_TEETH = (
         become="pass",
     ),
     Tooth(
+        name="sweep what is named in parts while the texts are looked through",
+        module="_gc_touched.py",
+        find="self._look_at_ends(change)",
+        become="pass",
+    ),
+    Tooth(
         name="sweep what was put a moment ago",
         module="_gc.py",
         find="if name in window and name not in self._session.blobs_put:",
