@@ -82,6 +82,7 @@ class Harness(PermissionCalls):
         self._closed = False
         self._collector = Collector(runtime)
         self._commands = Commands(harness=self, starts=starts)
+        self._collector.take_in = self._commands.apply_waiting
 
     # --- conversations -------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ undoes of them is found again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,6 +63,9 @@ class Collector:
         self._steps = Pace(least=_STEPS_MIN, most=_STEPS_MAX)
         self._records = Pace(least=_RECORDS_MIN, most=PASS_RECORDS_MAX)
         self._pages = Pace(least=_PAGES_MIN, most=_PAGES_MAX)
+        self.take_in: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+        """Set by the harness: applies what waits outside of the store, which may refer to bytes in
+        it. What has been handed in by now is looked at before they go."""
 
     # --- what is called ------------------------------------------------------------------
 
@@ -325,6 +328,7 @@ class Collector:
     async def _remove_blobs(self, window: dict[str, int], tally: Tally) -> None:
         names = sorted(window)
         while names:
+            await self.take_in()
             some, names = names[: self._records.size], names[self._records.size :]
 
             def body(tx: TreeTransaction, some: list[str] = some) -> Tally:

@@ -37,7 +37,9 @@ from pidurable.errors import (
     UnknownTaskError,
 )
 from pidurable.harness._open import Harness, open_harness
-from pidurable.records._messages import Block, ImageBlock, TextBlock
+from pidurable.records import _codec
+from pidurable.records._commands import Command, encode_command
+from pidurable.records._messages import Block, ImageBlock, TextBlock, UserMessage
 from pidurable.session._seams import InlineBlocking, TrioClock
 from pidurable.storage import MemoryStorage, Op, RecordKind, RemovalRow, SqliteStorage, Storage
 from pidurable.tasks import _gc, _gc_blobs, _gc_pace
@@ -418,6 +420,60 @@ async def test_a_digest_that_is_streamed_in_parts_meanwhile_is_not_missed(long: 
         assert storage.reopen().has_blob(name) == there
     assert place > 2
     assert met == {"gone", "kept"}
+
+
+async def test_what_a_command_names_that_waits_is_not_swept() -> None:
+    """Handed in at any moment of a collection: its image is there, or was gone when it came."""
+    met = set[str]()
+    place = 0
+    for place in range(40):
+        made = Planted()
+        top = made.conversation()
+        image = ImageBlock(blob=made.blob(b"\x89PNG"), media_type="image/png")
+        storage, blocking = stored(made), BetweenReads()
+        left, there, came = place, False, False
+
+        async def hand_in(
+            blocking: BetweenReads = blocking,
+            storage: Storage = storage,
+            image: ImageBlock = image,
+            top: int = top,
+        ) -> None:
+            nonlocal left, there, came
+            if left:
+                left -= 1
+                blocking.then = hand_in
+                return
+            came = True
+            there = storage.has_blob(image.blob)
+            message = UserMessage(blocks=(image,), at_us=0)
+            asked = {
+                "conversation": top,
+                "kind": "shown",
+                "messages": _codec.encode_messages([message]),
+            }
+            command = Command(
+                id="k", kind="write", content=asked, session=storage.head().uuid, at_us=NOW_US
+            )
+            storage.command_box.hand_in("k", encode_command(command, bytes_max=10_000))
+
+        async with opened(storage, blocking=blocking) as harness:
+            blocking.then = hand_in
+            if place == 0:
+                await hand_in()
+                blocking.then = None
+            await harness.gc(older_than=MONTH)
+            await harness.apply_commands()
+            row = storage.command("k")
+            if not came:
+                assert row is None
+                break
+            assert row is not None
+            assert ("error" in json.loads(row.answer)) is not there
+            assert storage.has_blob(image.blob) is there
+            met.add("kept" if there else "gone")
+    assert place > 2
+    assert met == {"kept", "gone"}
 
 
 async def test_bytes_that_were_put_are_kept_for_who_is_about_to_refer_to_them() -> None:
