@@ -23,6 +23,7 @@ from pidurable.errors import (
     SessionClosedError,
     SessionPoisonedError,
     StorageAccessError,
+    StorageRefusedError,
     show,
 )
 from pidurable.records._checks import is_id
@@ -58,7 +59,7 @@ from pidurable.session._service import Services
 from pidurable.session._staged import Participant, Staged
 from pidurable.session._transaction import Transaction
 from pidurable.session._watch import Watch
-from pidurable.session._writer import BatchWriter
+from pidurable.session._writer import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN, BatchWriter
 from pidurable.storage import Batch, EntryRow, HolderClaim, Op, Storage
 
 T = TypeVar("T")
@@ -592,7 +593,7 @@ class Session:
                         writes=closing_writes(),
                         clean=True,
                     )
-                    await self.worker.run(self._store_closing, batch)
+                    await self._leave_mark(batch)
                 elif isinstance(self.line.poison, HolderLostError):
                     await self.worker.run(self._leave_lost)
             finally:
@@ -605,16 +606,50 @@ class Session:
                     self.closed = True
                     self.worker.close()
 
-    def _store_closing(self, batch: Batch) -> None:
+    async def _leave_mark(self, batch: Batch) -> None:
+        """Store the closing batch and give the session up, again while that is refused for certain.
+
+        As long as the line would try, but not once more where it has given up already. Ctrl-C ends
+        the trying, and comes out of the close.
+        """
+        give_up_at = trio.current_time()
+        if not self._refusing:
+            give_up_at += self.settings.storage_retry_seconds
+        steps: list[Callable[[], None]] = [
+            functools.partial(self.storage.apply, batch),
+            functools.partial(self.storage.release, self.epoch),
+        ]
+        delay = RETRY_SECONDS_MIN
+        while (refused := await self.worker.run(self._store_closing, steps)) is not None:
+            left = give_up_at - trio.current_time()
+            if left <= 0:
+                self._say_unmarked(refused)
+                return
+            try:
+                await trio.sleep(min(delay, left))
+            except KeyboardInterrupt:
+                self._say_unmarked(refused)
+                raise
+            delay = min(delay * 2, RETRY_SECONDS_MAX)
+
+    def _store_closing(self, steps: list[Callable[[], None]]) -> StorageRefusedError | None:
+        """Do what is left to do; what refused it for certain, if anything."""
         try:
-            self.storage.apply(batch)
-            self.storage.release(self.epoch)
+            while steps:
+                steps[0]()
+                del steps[0]
         except HolderLostError as lost:
-            logger.warning("closed without the closing mark: %s", lost)
+            self._say_unmarked(lost)
             self._leave_lost()
-        except PidurableError as refused:
-            # Everything accepted is durable; without the mark the next opening recovers.
-            logger.warning("closed without the closing mark: %s", refused)
+        except StorageRefusedError as refused:
+            return refused
+        except PidurableError as unknown:
+            self._say_unmarked(unknown)
+        return None
+
+    def _say_unmarked(self, error: PidurableError) -> None:
+        # Everything accepted is durable; without the mark the next opening recovers.
+        logger.warning("closed without the closing mark: %s", error)
 
     def _leave_lost(self) -> None:
         """Tidy up the lock file, which no record names any more, so that nobody else will."""

@@ -25,8 +25,8 @@ from pidurable.storage import Batch, Op, Storage
 _INLINE_WRITES_MAX = 64
 """Rows of a batch that is still small enough to be written in the loop."""
 
-_RETRY_SECONDS_MIN = 0.01
-_RETRY_SECONDS_MAX = 1.0
+RETRY_SECONDS_MIN = 0.01
+RETRY_SECONDS_MAX = 1.0
 
 
 class BatchWriter:
@@ -109,7 +109,7 @@ class BatchWriter:
         Raises:
             StorageRefusedError: It was refused for `storage_retry_seconds`.
         """
-        delay = _RETRY_SECONDS_MIN
+        delay = RETRY_SECONDS_MIN
         give_up_at: float | None = None
         small = not stored.flush and len(stored.writes) <= _INLINE_WRITES_MAX
         while True:
@@ -135,6 +135,6 @@ class BatchWriter:
                     # A person does not want to wait for the disk; the refusal stands.
                     batch.interrupt = interrupt
                     raise refused from interrupt
-                delay = min(delay * 2, _RETRY_SECONDS_MAX)
+                delay = min(delay * 2, RETRY_SECONDS_MAX)
             else:
                 return

@@ -22,7 +22,12 @@ from session_support import (
 )
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from pidurable.errors import HolderLostError, SessionPoisonedError, StorageHeldError
+from pidurable.errors import (
+    HolderLostError,
+    SessionPoisonedError,
+    StorageHeldError,
+    StorageRefusedError,
+)
 from pidurable.records._limits import Settings
 from pidurable.session._seams import ThreadBlocking
 from pidurable.session._session import serving
@@ -142,6 +147,46 @@ async def test_a_close_that_fails_leaves_the_store_to_recovery(
         await new_conversation(session)
         storage.add(Fault.lose())
     assert "without the closing mark" in caplog.text
+    assert not inner.reopen().head().clean
+
+
+@pytest.mark.parametrize("operation", ["apply", "release"])
+async def test_a_closing_mark_that_is_refused_is_tried_again(
+    operation: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is full for a while leaves the session as cleanly closed as any other."""
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner)
+    async with open_test_session(storage) as session:
+        await new_conversation(session)
+        storage.add(Fault.refuse(operation, times=5))
+    assert caplog.text == ""
+    head, holder = inner.reopen().head(), inner.reopen().holder()
+    assert head.clean
+    assert holder is not None
+    assert holder.released
+
+
+@pytest.mark.parametrize(("given_up", "seconds"), [(False, 30.0), (True, 0.0)])
+async def test_a_closing_mark_is_tried_as_long_as_the_line_tries(
+    given_up: bool,
+    seconds: float,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Then the close ends without it; and at once where the line has given up before."""
+    inner = MemoryStorage()
+    storage = FaultyStorage(inner)
+    settings = Settings(storage_retry_seconds=30.0)
+    async with open_test_session(storage, settings=settings) as session:
+        conversation = await new_conversation(session)
+        storage.add(Fault.refuse(times=1_000_000))
+        if given_up:
+            with pytest.raises(StorageRefusedError):
+                await commit_note(session, conversation, "a")
+        began = trio.current_time()
+    assert trio.current_time() - began == pytest.approx(seconds)
+    assert caplog.text.count("without the closing mark") == 1
     assert not inner.reopen().head().clean
 
 
