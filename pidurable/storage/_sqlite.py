@@ -5,7 +5,8 @@ What holds at all times:
 * a batch is one `begin immediate` ... `commit`; a rollback is sent only while a transaction is
   open, since SQLite rolls back by itself on a full disk;
 * an error is `StorageRefusedError` only where the transaction was rolled back and, for errors of
-  the machine, COMMIT had not been tried; everything else leaves the outcome open;
+  the machine other than a lack of room, COMMIT had not been tried; everything else leaves the
+  outcome open;
 * the writer rests at `synchronous=FULL` where the store keeps to `power`; a batch without a flush
   runs at NORMAL, and the next flushed one makes it durable too, because log frames are chained;
 * each read is one statement, read to its end at once, so no reader holds back a checkpoint;
@@ -338,6 +339,8 @@ class SqliteStorage(SqliteReads):
             certain = False
             writer.execute("commit")
         except BaseException as error:
+            no_room = _open.no_room(error, writer)
+            certain = certain or bool(no_room)
             rolled_back = self._roll_back()
             mapped = _open.map_error(
                 error, self._store, writing=rolled_back, certain=certain and rolled_back
@@ -346,6 +349,8 @@ class SqliteStorage(SqliteReads):
                 raise
             if isinstance(error, apsw.BusyError) and isinstance(mapped, StorageRefusedError):
                 mapped.problem += self._who_writes()
+            if no_room and isinstance(mapped, StorageRefusedError):
+                mapped.problem += f" ({no_room})"
             raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
         finally:
             self._rest()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import stat
 import sys
@@ -118,6 +119,24 @@ _BUG = (
 
 MAPPED = (*_BUSY, *_ENVIRONMENT, *_DAMAGE, *_BUG)
 """Every error that `map_error` knows. A test compares it with what apsw exports."""
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+
+
+def no_room(error: BaseException, connection: apsw.Connection) -> str:
+    """Why a write had no room, in the system's words; empty where it failed for anything else.
+
+    SQLite has a code for a full disk alone. A quota, or a limit on the size of files, is an I/O
+    error to it, but the system has refused those bytes just as well: the log ends before them, and
+    what ends without its last frame was never committed: as certain as a full disk. To be asked
+    before anything else is executed.
+    """
+    if not isinstance(error, apsw.IOError):
+        return ""
+    code = connection.system_errno
+    of_write = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
+    return os.strerror(code) if of_write and code in _NO_ROOM else ""
 
 
 def map_error(

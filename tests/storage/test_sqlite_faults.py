@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,28 @@ def test_a_full_disk_at_commit_is_certain(tmp_path: Path, disk: BadDisk) -> None
     again = SqliteStorage(tmp_path / "s")
     assert ids(again.conversations_by_owner(None)) == [2]
     again.close()
+
+
+def test_a_limit_on_the_size_of_files_is_as_certain_as_a_full_disk(tmp_path: Path) -> None:
+    """Met by COMMIT itself: refused with its reason, nothing stored, and then it goes on."""
+    storage = opened(tmp_path / "s")
+    storage.apply(batch(storage, conversation(1)))
+    large = batch(storage, entry(2), entry(3, messages="m" * 20_000), seq=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for room in (0, 100, 5_000):
+            size = os.stat(f"{storage.store}-wal").st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
+            with pytest.raises(StorageRefusedError, match=r"disk I/O error \(File too large\)"):
+                storage.apply(large)
+            assert storage.head().seq == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    storage.reopen().close()
+    storage.apply(large)
+
+    assert ids(storage.entries(1)) == [2, 3]
+    storage.close()
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])

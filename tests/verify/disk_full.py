@@ -2,11 +2,11 @@
 
 Workload W runs in this process, and at its n-th batch the room ends: either SQLite may take no more
 pages (`max_page_count`, which it reports as a full disk) or the system lets no file grow
-(RLIMIT_FSIZE, an I/O error). The room comes back while the line still tries again, or only after
+(RLIMIT_FSIZE, an I/O error to it, and as certain). The room comes back while the line still tries again, or only after
 it has given up and the host was told. Then:
 
 * every batch that was acknowledged is stored, and no refused one is;
-* where the storage was certain, the same session goes on; elsewhere the next life does;
+* the same session goes on;
 * W comes to the same end, so no task was faulted by the disk.
 
     python tests/verify/disk_full.py
@@ -121,8 +121,7 @@ class Run:
                     trio.run(self._life, journal, clock=MockClock(autojump_threshold=0))
             except SessionPoisonedError:
                 self.poisoned += 1
-                if self.kind == "pages":
-                    self.problems.append("the session was poisoned by what is certain")
+                self.problems.append("the session was poisoned by what is certain")
             else:
                 break
             finally:
