@@ -2,8 +2,8 @@
 
 Workload W runs in this process, and at its n-th batch the room ends: either SQLite may take no more
 pages (`max_page_count`, which it reports as a full disk) or the system lets no file grow
-(RLIMIT_FSIZE, an I/O error to it, and as certain). The room comes back while the line still tries again, or only after
-it has given up and the host was told. Then:
+(RLIMIT_FSIZE, an I/O error to it, and as certain). The room comes back while the line still tries
+again, or only after it has given up and the host was told. Then:
 
 * every batch that was acknowledged is stored, and no refused one is;
 * the same session goes on;
