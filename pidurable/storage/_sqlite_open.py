@@ -117,6 +117,9 @@ _BUG = (
     UnicodeError,
 )
 
+_ROOM_BYTES_MIN = 64 * 1024
+"""With less than this there is no room for the index of a log, which is mapped whole."""
+
 MAPPED = (*_BUSY, *_ENVIRONMENT, *_DAMAGE, *_BUG)
 """Every error that `map_error` knows. A test compares it with what apsw exports."""
 
@@ -154,6 +157,7 @@ def map_error(
             StorageRefusedError(store, problem) if writing else StorageAccessError(store, problem)
         )
     if isinstance(error, _ENVIRONMENT):
+        problem += _no_room(store)
         if writing and certain:
             return StorageRefusedError(store, problem)
         return StorageAccessError(store, problem)
@@ -162,6 +166,15 @@ def map_error(
     if isinstance(error, (*_BUG, apsw.Error)):
         return InternalError(f"{store}: {problem}")
     return None
+
+
+def _no_room(store: str) -> str:
+    """What to add where the disk is full: SQLite cannot map its index then, and says only `I/O`."""
+    try:
+        disk = os.statvfs(os.path.dirname(store) or ".")
+    except (OSError, ValueError):
+        return ""
+    return "; its disk is full" if disk.f_bavail * disk.f_frsize < _ROOM_BYTES_MIN else ""
 
 
 # --- looking at a path ------------------------------------------------------------------------

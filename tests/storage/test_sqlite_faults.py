@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -112,6 +113,27 @@ def test_every_error_of_the_library_is_mapped(
     if isinstance(mapped, StorageRefusedError):
         assert writing
         assert certain or kind in opening._BUSY
+
+
+def test_an_io_error_on_a_full_disk_says_that_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite names no reason when it finds no room for what it maps; with room nothing is added."""
+    store = str(tmp_path / "store.sqlite")
+    asked: list[str] = []
+    free = 0
+
+    def statvfs(path: str) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(f_bavail=free, f_frsize=4096)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    full = opening.map_error(apsw.IOError("disk I/O error"), store)
+    free = 1_000
+    roomy = opening.map_error(apsw.IOError("disk I/O error"), store)
+
+    assert asked == [str(tmp_path)] * 2
+    assert str(full) == f"{roomy}; its disk is full"
 
 
 def test_what_is_not_of_the_library_passes() -> None:
