@@ -29,13 +29,12 @@ import attrs
 from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, unqueue, update_doc
 from pidurable.records import _codec
 from pidurable.records._limits import Settings
-from pidurable.records._messages import AssistantMessage, Block, TextBlock, UserMessage
+from pidurable.records._messages import Block, TextBlock, UserMessage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._entry_form import EncodedEntry, decode_entry
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
-    from pidurable.session._context import ModelContext
     from pidurable.session._session import Session
 
 WRITE = "write"
@@ -287,18 +286,6 @@ def _without(items: Sequence[Any], taken: Sequence[Any]) -> list[Any]:
 
 
 # --- a fresh context ----------------------------------------------------------------------------
-
-
-def unanswered_in(context: ModelContext) -> list[tuple[int, UserMessage]]:
-    """What users have said since the last answer that ended a run, with the entries, in order."""
-    found: list[tuple[int, UserMessage]] = []
-    for item in reversed(context):
-        if isinstance(item.message, AssistantMessage) and not item.message.tool_calls:
-            break
-        # What began the context is a note or a summary.
-        if isinstance(item.message, UserMessage) and item.entry != context.head:
-            found.append((item.entry, item.message))
-    return found[::-1]
 
 
 def move_to_fresh_context(

@@ -33,7 +33,7 @@ from pidurable.agent._attempts import (
     missing_results,
     open_calls,
 )
-from pidurable.agent._boundaries import GenerationInput, end_run, unanswered_in
+from pidurable.agent._boundaries import GenerationInput, end_run
 from pidurable.agent._checkpoints import (
     Checkpoint,
     GenerationContext,
@@ -74,7 +74,13 @@ from pidurable.agent._prompt import (
     with_images,
 )
 from pidurable.agent._refused_images import Asked, answer_without_refused
-from pidurable.agent._round import RoundOutcome, end_round, outcome_of_round, start_next_call
+from pidurable.agent._round import (
+    RoundOutcome,
+    end_round,
+    outcome_of_round,
+    start_next_call,
+    unanswered_in,
+)
 from pidurable.agent._services import AgentServices
 from pidurable.agent._turn_hooks import (
     continuation,
@@ -323,7 +329,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         self._report_unknown_tools(ctx, outcome)
         unanswered: list[tuple[int, UserMessage]] = []
         if outcome.handoff is not None:
-            unanswered = unanswered_in(await session.context(ctx.conversation_id))
+            unanswered = await unanswered_in(ctx, await session.context(ctx.conversation_id))
 
         def decide(tx: Tx) -> None:
             end_round(self._services, tx, ctx, at.assistant, outcome, unanswered)

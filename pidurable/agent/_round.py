@@ -30,7 +30,7 @@ from pidurable.agent._documents import (
     update_doc,
 )
 from pidurable.agent._selection import with_tools
-from pidurable.errors import ResultUnreadableError
+from pidurable.errors import NoResultError, ResultUnreadableError, UnknownTaskError
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import HANDOFFS_MAX
 from pidurable.records._messages import AssistantMessage, ToolCallBlock, UserMessage
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from pidurable.agent._services import AgentServices
     from pidurable.records._tasks import Outcome
+    from pidurable.session._context import ModelContext
 
 
 def begin_round(
@@ -155,6 +156,39 @@ async def outcome_of_round(
         handoff=notes[-1] if notes else None,
         add_tools=tuple(dict.fromkeys(names)),
     )
+
+
+async def unanswered_in(
+    ctx: GenerationContext, context: ModelContext
+) -> list[tuple[int, UserMessage]]:
+    """What users have said since the last run that was answered, with the entries, in order.
+
+    A run ends with an answer that makes no calls, or with calls whose results all ask for its end.
+    """
+    found: list[tuple[int, UserMessage]] = []
+    for item in reversed(context):
+        message = item.message
+        if isinstance(message, UserMessage) and item.entry != context.head:
+            # What began the context is a note or a summary.
+            found.append((item.entry, message))
+        elif isinstance(message, AssistantMessage) and (
+            not message.tool_calls or await _was_answered(ctx, item.entry)
+        ):
+            break
+    return found[::-1]
+
+
+async def _was_answered(ctx: GenerationContext, entry: int) -> bool:
+    """Whether the run of an answer with calls had ended well with it."""
+    task = ctx.snapshot.entry(entry).by_task
+    if task is None or task == ctx.task_id:
+        return False
+    try:
+        (outcome,) = await ctx.outcomes([TaskId[GenerationResult](task)])
+        return outcome.status == "completed" and outcome.result.next is None
+    except (UnknownTaskError, NoResultError, ResultUnreadableError):
+        # It was removed, or is not for this version to read: long ago in either case.
+        return True
 
 
 def _receipt(ctx: GenerationContext, outcome: Outcome[Any]) -> ToolReceipt | None:

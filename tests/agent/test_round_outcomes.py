@@ -184,6 +184,28 @@ async def test_a_continued_run_that_hands_off_takes_along_what_it_answers(
     assert sent(world) == ["note", "do three steps"]
 
 
+async def test_a_continued_run_that_hands_off_leaves_what_was_done_behind(
+    autojump_clock: MockClock,
+) -> None:
+    """What a run has answered that ended with its calls is not asked once more."""
+    leave = (ScriptedCall(name="leave", arguments={}),)
+    world = World(
+        calls("finish"),
+        Step(calls=leave, error=ScriptedError(kind="other"), times=1),
+        Step(text="in a fresh context", when=fresh),
+        tools=[ending("leave", handoff="note"), END],
+    )
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await ask(harness, "pay the bill", "r0")
+        await ask(harness, "do three steps")
+        await (await root.continue_run()).wait()
+        await verify(world, harness)
+
+    assert sent(world) == ["note", "do three steps"]
+
+
 async def test_what_joins_the_run_at_a_handoff_is_not_left_behind(
     autojump_clock: MockClock,
 ) -> None:
