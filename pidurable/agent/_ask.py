@@ -143,7 +143,7 @@ def next_try(
         seed=seed,
     )
     after = error.retry_after
-    if after is None or math.isnan(after) or after < 0:
+    if not isinstance(after, int | float) or math.isnan(after) or after < 0:
         after = 0.0
     wanted = max(delay, after)
     most = settings.retry_after_seconds_max

@@ -5,6 +5,7 @@ Providers differ and misbehave; what leaves `Models.stream` does not. Holds for 
 * it ends with exactly one `Done`, or raises `ModelError` (retryable, overflow, auth or other); a
   provider that answers later ends it with one `Deferred`;
 * a stream that just stops, falls silent, or answers nothing is a retryable error, never an answer;
+* what is of a wrong type, in an event of a known kind, is an error like any other;
 * every text is storable (no lone surrogates, no NUL), also where a pair was split over two deltas;
 * usage is finite and never negative, whatever the provider counted;
 * leaving the block, by cancellation too, leaves the provider's block, which closes the connection.
@@ -601,32 +602,42 @@ class Models:
                 _raise_classified(error, opened.provider)
             finally:
                 waiting.since = None
-            match event:
-                case None:
-                    detail = f"the answer of {request.model} was cut: it ended without a last event"
-                    raise ModelError("retryable", detail)
-                case Done(message=message):
-                    answer = _checked_answer(attrs.evolve(message, model=request.model))
-                    usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
-                    opened.answered = True
-                    yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
-                    return
-                case Deferred():
-                    deferred = _checked_deferred(event, opened.provider, request)
-                    opened.answered = True
-                    yield deferred
-                    return
-                case TextDelta(text=piece):
-                    if cleaned := text.push(piece):
-                        yield TextDelta(cleaned)
-                case ThinkingDelta(text=piece):
-                    if cleaned := thinking.push(piece):
-                        yield ThinkingDelta(cleaned)
-                case ToolCallStart(index=index, name=name):
-                    yield ToolCallStart(index, clean_text(name))
-                case ToolCallDelta(index=index, arguments_text=piece):
-                    if cleaned := arguments.setdefault(index, _DeltaCleaner()).push(piece):
-                        yield ToolCallDelta(index, cleaned)
+            try:
+                match event:
+                    case None:
+                        detail = (
+                            f"the answer of {request.model} was cut: it ended without a last event"
+                        )
+                        raise ModelError("retryable", detail)
+                    case Done(message=message):
+                        answer = _checked_answer(attrs.evolve(message, model=request.model))
+                        usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
+                        opened.answered = True
+                        yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
+                        return
+                    case Deferred():
+                        deferred = _checked_deferred(event, opened.provider, request)
+                        opened.answered = True
+                        yield deferred
+                        return
+                    case TextDelta(text=piece):
+                        if cleaned := text.push(piece):
+                            yield TextDelta(cleaned)
+                    case ThinkingDelta(text=piece):
+                        if cleaned := thinking.push(piece):
+                            yield ThinkingDelta(cleaned)
+                    case ToolCallStart(index=index, name=name):
+                        yield ToolCallStart(index, clean_text(name))
+                    case ToolCallDelta(index=index, arguments_text=piece):
+                        if cleaned := arguments.setdefault(index, _DeltaCleaner()).push(piece):
+                            yield ToolCallDelta(index, cleaned)
+            except ModelError:
+                raise
+            except Exception as error:
+                # A provider in the same process may send what its types do not allow.
+                what = f"{type(error).__name__}: {error}"
+                detail = f"{request.model} sent a {type(event).__name__} that is none: {what}"
+                raise ModelError("other", detail[:1000]) from error
 
 
 @attrs.define(eq=False)

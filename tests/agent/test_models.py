@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -235,6 +236,30 @@ async def test_every_error_of_a_provider_is_a_model_error(
 
     assert error.kind == kind
     assert error.retry_after == (3.5 if kind == "retryable" and "busy" in str(error) else None)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Done(None),  # type: ignore[arg-type]
+        Done(attrs.evolve(SAID.message, usage=None)),  # type: ignore[arg-type]
+        answer("hi"),  # type: ignore[arg-type]
+        answer(TextBlock(text=None)),  # type: ignore[arg-type]
+        TextDelta(b"hi"),  # type: ignore[arg-type]
+        ThinkingDelta(None),  # type: ignore[arg-type]
+        ToolCallStart(0, None),  # type: ignore[arg-type]
+        ToolCallDelta(0, {}),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_event_of_wrong_types_is_a_model_error(event: StreamEvent) -> None:
+    """What the types do not allow is the provider's fault, named, and ends in no bare exception."""
+    provider = Fake(event, SAID)
+
+    error = await refused(provider)
+
+    assert error.kind == "other"
+    assert f"sent a {type(event).__name__} that is none" in error.detail
+    assert provider.closed_with
 
 
 async def test_an_error_after_the_answer_changes_nothing() -> None:
