@@ -103,7 +103,7 @@ async def test_readers_and_clients_see_and_decide_what_is_open(
     ) as harness:
         root = await harness.root(agent=AgentChange(model=MODEL))
         submission = await root.submit("go", request_id="r1")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(harness.permissions()) < 2:  # noqa: ASYNC110 - two commits of two tasks
                 await trio.sleep(0.01)
         open_now = {each.text: each for each in harness.permissions()}
@@ -114,16 +114,16 @@ async def test_readers_and_clients_see_and_decide_what_is_open(
             with pytest.raises(InvalidArgumentError, match="expected one of"):
                 await client.decide(seen[0].id, "yes")  # type: ignore[arg-type]
             with pytest.raises(InvalidArgumentError, match="about a call"):
-                await client.decide(seen[0].id, Happened("x"), key="d0", timeout=20)
+                await client.decide(seen[0].id, Happened("x"), key="d0", timeout=60)
             for _ in range(2):
                 # Handed in twice under its key it counts once, and gives the first answer.
                 decided = await client.decide(
-                    open_now["list a"].id, Pattern("list *"), by="ann", key="d1", timeout=20
+                    open_now["list a"].id, Pattern("list *"), by="ann", key="d1", timeout=60
                 )
             with pytest.raises(AlreadyDecidedError) as late:
-                await client.decide(open_now["list a"].id, Deny(), key="d2", timeout=20)
+                await client.decide(open_now["list a"].id, Deny(), key="d2", timeout=60)
             (grant,) = await client.reader.grants()
-            assert await client.revoke(grant.id, timeout=20) == harness_grant(grant, decided)
+            assert await client.revoke(grant.id, timeout=60) == harness_grant(grant, decided)
             assert await client.reader.grants() == []
     async with open_reader(store) as reader:
         left = await reader.permissions()
@@ -169,7 +169,7 @@ async def test_an_open_request_moves_with_its_session(
     ) as harness:
         root = await harness.root(agent=AgentChange(model=MODEL))
         await root.submit("go", request_id="r1")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(harness.permissions()) < 2:  # noqa: ASYNC110 - two commits of two tasks
                 await trio.sleep(0.01)
         before = harness.permissions()

@@ -433,7 +433,7 @@ async def test_a_holder_decides_for_who_asks_beside_it(
         found = await trio.to_thread.run_sync(
             lambda: command("approval", verb, str(request.id), "--by", "ann")
         )
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             settled = await submission.wait()
         after = await harness.permission(request.id)
 

@@ -209,11 +209,11 @@ async def test_a_client_does_the_same_beside_a_holder(command: Command, tmp_path
         with pytest.raises(NotFoundError):
             await client.withdraw_submission(10**6)
         aborted = await client.abort_conversation(root.id, "enough")
-        settled = await client.wait_for_submission(first, timeout=20)
+        settled = await client.wait_for_submission(first, timeout=60)
         again = await client.continue_run(root.id, key="k")
         twice = await client.continue_run(root.id, key="k")
         await client.abort_conversation(root.id)
-        await client.wait_for_submission(again, timeout=20)
+        await client.wait_for_submission(again, timeout=60)
         task = await client.compact(root.id, "keep names")
         outcome = await harness.wait_for_task(task)  # type: ignore[arg-type]
         entries = [entry.kind for entry in await root.history()]

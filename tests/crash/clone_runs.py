@@ -37,7 +37,7 @@ POINTS = ("CP1", "CP2", "CP3", "CP4", "CP5", "CP7")
 SHORT_POINTS = ("CP3", "CP7")
 """Between an effect and its outcome, and in the middle of an answer."""
 LIVES_MAX = 4
-GONE_SECONDS_MAX = 10.0
+GONE_SECONDS_MAX = 60.0
 AT_ONCE = 2
 
 

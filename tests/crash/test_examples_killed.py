@@ -33,7 +33,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Report]]
             capture_output=True,
             text=True,
             check=False,
-            timeout=50,
+            timeout=100,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         seen[name] = [json.loads(line) for line in done.stdout.splitlines()]

@@ -30,7 +30,7 @@ def run_cold(name: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-SECONDS_MAX = 30
+SECONDS_MAX = 100
 
 
 def warm() -> None:

@@ -65,7 +65,7 @@ class World:
             await trio.sleep_forever()
 
     async def until(self, places: Iterable[str]) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not self.reached.issuperset(places):  # noqa: ASYNC110 - a life is short
                 await trio.sleep(0.002)
 

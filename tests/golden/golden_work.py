@@ -297,7 +297,7 @@ async def cut(folder: Path) -> None:
 async def _settled_down(harness: Harness) -> None:
     """Wait until nothing is committed any more: all that can happen has happened."""
     seen, quiet = -1, 0
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while quiet < 30:
             now = harness.session.storage.head().seq
             quiet = quiet + 1 if now == seen else 0
@@ -306,7 +306,7 @@ async def _settled_down(harness: Harness) -> None:
 
 
 async def _waits_again(harness: Harness, task_id: int, invocations: int) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while True:
             task = harness.task(task_id)
             if task.invocations >= invocations and task.wait is not None:
@@ -336,14 +336,14 @@ async def end(folder: Path) -> None:
                 continue
             if task.kind == "golden.listener" and task.outcome is None:
                 await harness.signal(task.id, "last", task.key, key="the last")
-        with trio.fail_after(50):
+        with trio.fail_after(60):
             while live := [t for t in harness.tasks(limit=1_000) if t.outcome is None]:
                 if [t.kind for t in live] == ["golden.gone"]:
                     break
                 await trio.sleep(0.01)
         assert live[0].blocked == "missing_definition"
     async with opened(folder, world, "whole", life=21) as harness:
-        assert (await harness.wait_for_task(found["gone"], timeout=30)).result == "back again"
+        assert (await harness.wait_for_task(found["gone"], timeout=60)).result == "back again"
         await _caught_up(harness, folder)
 
 
@@ -353,7 +353,7 @@ async def _caught_up(harness: Harness, folder: Path) -> None:
     if not hasattr(storage, "removals"):
         return
     box = folder / "golden.sqlite.commands"
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         # Nobody tells when: it is looked at.
         while storage.removals() or [  # noqa: ASYNC110
             path for path in box.rglob("*") if path.is_file()

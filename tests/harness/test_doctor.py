@@ -83,7 +83,7 @@ async def fill(path: Path, *inputs: str) -> dict[str, int]:
             tx.append(root.id, Large("y" * 70_000))
             (await tx.document(Count)).number = 1
         ids = {each: await root.create_task(Patient, each) for each in inputs}
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not all(at_rest(harness.task(id)) for id in ids.values()):  # noqa: ASYNC110
                 await trio.sleep(0.002)
     return ids
@@ -323,7 +323,7 @@ async def test_what_is_no_store_is_said_once_and_judged_no_further(path: Path, k
     if kind != "pipe":
         other.chmod(0o755)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         found = await examine(other)
 
     assert len(found.findings) == 1, texts(found)

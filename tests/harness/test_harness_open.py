@@ -27,7 +27,7 @@ from pidurable.storage import MemoryStorage
 from pidurable.testing import FaultyStorage
 
 
-async def test_there_is_one_root(autojump_clock: MockClock) -> None:
+async def test_there_is_one_root() -> None:
     """Asked for at once by many, and again after a restart, it is the same conversation."""
     storage = MemoryStorage()
     ids: list[int] = []

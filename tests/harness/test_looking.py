@@ -105,7 +105,7 @@ async def make(harness: Harness, *inputs: str) -> list[int]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Look again and again; what is waited for is committed by another task of this process."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - no event tells of a state of the store
             await trio.sleep(0.001)
 

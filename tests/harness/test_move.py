@@ -93,7 +93,7 @@ async def finish(store: Path, task: int) -> str:
     """Let the task go on, and return the key that it had."""
     async with open_harness(store, registry=registry()) as harness:
         await harness.signal(task, "go")
-        outcome = await harness.wait_for_task(task, timeout=10)
+        outcome = await harness.wait_for_task(task, timeout=60)
     return str(outcome.result)
 
 

@@ -70,7 +70,7 @@ async def test_a_task_is_followed_to_its_end(tmp_path: Path) -> None:
     async with open_harness(store, registry=registry()) as harness:
         id = await job(harness)
         async with harness.watch_tasks() as watch:
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 async for frame in watch:
                     if frame.value.tasks[id].waits_for_signals:
                         break
@@ -84,7 +84,7 @@ async def test_a_task_is_followed_to_its_end(tmp_path: Path) -> None:
             value = watch.json()
             harness.start()
             await harness.signal(id, "go")
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 frames.extend([frame async for frame in watch])
         for frame in frames:
             value = _patch.apply(value, frame.patch)
@@ -110,5 +110,5 @@ async def test_a_close_ends_a_watch_that_outlives_the_harness() -> None:
                 async with harness.watch_tasks(99):
                     pass
             await job(harness)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await ended.wait()

@@ -191,7 +191,7 @@ def test_a_held_store_is_looked_at_and_worked_on_by_its_holder_alone(
             assert command(*argv, "--store", str(store))[0] == 0
     finally:
         holder.stdin.close()
-        holder.wait(timeout=20)
+        holder.wait(timeout=60)
         holder.stdout.close()
 
 
@@ -282,7 +282,7 @@ def fill(store: Path, limit: int) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     acknowledged, errors = json.loads(done.stdout)

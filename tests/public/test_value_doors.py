@@ -63,7 +63,7 @@ def test_the_doors_are_the_same_in_memory_and_without_assert_statements() -> Non
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
 
     assert done.stdout.splitlines() == [f"optimised=True doors={len(KNOCKS)} wrong=0"], done.stderr

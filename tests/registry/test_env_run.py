@@ -252,7 +252,7 @@ async def test_the_end_of_the_shell_is_the_end_of_the_command(env: LocalEnv, sta
     and counted."""  # C047
     output = Output()
 
-    status = await env.run(start.format("sleep 300"), on_output=output, timeout=30.0)
+    status = await env.run(start.format("sleep 300"), on_output=output, timeout=100.0)
 
     assert output.data == b"done\n"
     assert (status.code, status.timed_out, status.leftover) == (0, False, 1)

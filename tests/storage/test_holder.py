@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -27,6 +27,7 @@ from pidurable.storage._holder import (
 )
 from pidurable.testing._conformance_base import LEASE_SECONDS, NOW_US, claim, conversation
 
+Opener = Callable[..., SqliteStorage]
 LATER_US = NOW_US + int(LEASE_SECONDS * 1_000_000)
 
 HOLD = """
@@ -97,10 +98,10 @@ def locks(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.glob("*.lock.*"))
 
 
-def test_a_killed_holder_is_replaced_at_once(path: Path, child: Child) -> None:
+def test_a_killed_holder_is_replaced_at_once(path: Path, child: Child, open_store: Opener) -> None:
     """Whatever its heartbeat's age: the kernel says that it is dead. Its file is tidied up."""
     assert child.apply() == "stored"
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     with pytest.raises(StorageHeldError):
         storage.acquire(claim(), takeover=False)
     child.end()
@@ -112,10 +113,10 @@ def test_a_killed_holder_is_replaced_at_once(path: Path, child: Child) -> None:
     assert locks(path) == ["s.sqlite.lock.2"]
 
 
-def test_a_stopped_holder_is_fenced(path: Path, child: Child) -> None:
+def test_a_stopped_holder_is_fenced(path: Path, child: Child, open_store: Opener) -> None:
     """A hung process loses its session after the lease and stores nothing when it wakes."""
     # C018, C022
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     os.kill(child.process.pid, signal.SIGSTOP)
     with pytest.raises(StorageHeldError):
         storage.acquire(claim(at_us=LATER_US - 1), takeover=False)
@@ -130,9 +131,9 @@ def test_a_stopped_holder_is_fenced(path: Path, child: Child) -> None:
     assert locks(path) == ["s.sqlite.lock.1", "s.sqlite.lock.2"]
 
 
-def test_a_lost_holder_tidies_up_behind_itself(path: Path) -> None:
+def test_a_lost_holder_tidies_up_behind_itself(path: Path, open_store: Opener) -> None:
     """Releasing after a takeover says so, and removes the lock file of the old epoch only."""
-    first, second = SqliteStorage(path), SqliteStorage(path)
+    first, second = open_store(path), open_store(path)
     first.acquire(claim(), takeover=False)
     second.acquire(claim(holder_id="second"), takeover=True)
     assert locks(path) == ["s.sqlite.lock.1", "s.sqlite.lock.2"]
@@ -145,9 +146,9 @@ def test_a_lost_holder_tidies_up_behind_itself(path: Path) -> None:
     assert locks(path) == []
 
 
-def test_a_copy_does_not_believe_the_lock_of_the_original(path: Path) -> None:
+def test_a_copy_does_not_believe_the_lock_of_the_original(path: Path, open_store: Opener) -> None:
     """A copied store is free after a lease, and its holder leaves the original alone."""
-    original = SqliteStorage(path)
+    original = open_store(path)
     original.acquire(claim(), takeover=False)
     copied = path.parent / "copies" / "s.sqlite"
     copied.parent.mkdir()
@@ -158,7 +159,7 @@ def test_a_copy_does_not_believe_the_lock_of_the_original(path: Path) -> None:
     target.close()
     # In the copy's folder lies a file of the same name that somebody locks.
     lock = take_lock(str(copied), 1)
-    copy = SqliteStorage(copied)
+    copy = open_store(copied)
 
     with pytest.raises(StorageHeldError):
         copy.acquire(claim(at_us=LATER_US - 1), takeover=False)
@@ -170,12 +171,12 @@ def test_a_copy_does_not_believe_the_lock_of_the_original(path: Path) -> None:
     lock.drop()
 
 
-def test_another_machine_is_judged_by_its_heartbeat(path: Path) -> None:
+def test_another_machine_is_judged_by_its_heartbeat(path: Path, open_store: Opener) -> None:
     """The lock file of a foreign host tells nothing, so a lease has to pass."""
-    first = SqliteStorage(path)
+    first = open_store(path)
     first.acquire(claim(host="elsewhere"), takeover=False)
     first.close()
-    second = SqliteStorage(path)
+    second = open_store(path)
 
     with pytest.raises(StorageHeldError, match="on elsewhere"):
         second.acquire(claim(), takeover=False)
@@ -186,12 +187,12 @@ def test_another_machine_is_judged_by_its_heartbeat(path: Path) -> None:
     assert locks(path) == ["s.sqlite.lock.1", "s.sqlite.lock.2"]
 
 
-def test_a_missing_lock_file_proves_nothing(path: Path) -> None:
+def test_a_missing_lock_file_proves_nothing(path: Path, open_store: Opener) -> None:
     """Where somebody removed the file by hand, the heartbeat decides."""
-    first = SqliteStorage(path)
+    first = open_store(path)
     first.acquire(claim(), takeover=False)
     os.unlink(lock_path(str(path), 1))
-    second = SqliteStorage(path)
+    second = open_store(path)
 
     with pytest.raises(StorageHeldError):
         second.acquire(claim(), takeover=False)
@@ -199,15 +200,15 @@ def test_a_missing_lock_file_proves_nothing(path: Path) -> None:
     assert second.acquire(claim(at_us=LATER_US), takeover=False).epoch == 2
 
 
-def test_a_renamed_folder_still_finds_its_lock(tmp_path: Path) -> None:
+def test_a_renamed_folder_still_finds_its_lock(tmp_path: Path, open_store: Opener) -> None:
     """The record names the file, not its folder."""
     (tmp_path / "old").mkdir()
-    first = SqliteStorage(tmp_path / "old" / "s")
+    first = open_store(tmp_path / "old" / "s")
     first.acquire(claim(), takeover=False)
     first.close()
     (tmp_path / "old").rename(tmp_path / "new")
 
-    second = SqliteStorage(tmp_path / "new" / "s")
+    second = open_store(tmp_path / "new" / "s")
     record = second.holder()
 
     assert record is not None
@@ -215,17 +216,17 @@ def test_a_renamed_folder_still_finds_its_lock(tmp_path: Path) -> None:
     assert second.acquire(claim(), takeover=False).epoch == 2
 
 
-def test_a_lock_file_left_by_a_dead_claimant_is_used_again(path: Path) -> None:
+def test_a_lock_file_left_by_a_dead_claimant_is_used_again(path: Path, open_store: Opener) -> None:
     """It died between locking and storing its epoch; nobody has that epoch."""
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     take_lock(str(path), 1).drop()
 
     assert storage.acquire(claim(), takeover=False).epoch == 1
 
 
-def test_a_lock_that_no_record_names_stops_the_claim(path: Path) -> None:
+def test_a_lock_that_no_record_names_stops_the_claim(path: Path, open_store: Opener) -> None:
     """Somebody holds the file of the next epoch: an error, and the epoch is as it was."""
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     foreign = take_lock(str(path), 1)
 
     with pytest.raises(StorageAccessError, match=r"somebody holds .*\.lock\.1"):
@@ -237,9 +238,11 @@ def test_a_lock_that_no_record_names_stops_the_claim(path: Path) -> None:
     assert storage.acquire(claim(), takeover=False).epoch == 1
 
 
-def test_a_link_in_the_place_of_a_lock_file_is_not_followed(path: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_lock_file_is_not_followed(
+    path: Path, tmp_path: Path, open_store: Opener
+) -> None:
     """A planted link would let somebody else's file be locked, or created."""
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     os.symlink(tmp_path / "elsewhere", lock_path(str(path), 1))
 
     with pytest.raises(StorageAccessError, match="cannot be created"):
@@ -248,9 +251,9 @@ def test_a_link_in_the_place_of_a_lock_file_is_not_followed(path: Path, tmp_path
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_failed_claim_leaves_no_lock_file(path: Path) -> None:
+def test_a_failed_claim_leaves_no_lock_file(path: Path, open_store: Opener) -> None:
     """An acquire whose transaction fails removes what it created."""
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     storage._writer.execute("drop table heartbeat")
 
     with pytest.raises(Exception, match="heartbeat"):
@@ -308,10 +311,10 @@ def test_a_lock_file_removed_while_it_is_taken_is_made_again(
 
 
 def test_a_file_system_without_locks_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, open_store: Opener
 ) -> None:
     """Taking a lock is an error that says so, asking one gives no answer."""  # C074
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     Path(lock_path(str(path), 7)).touch()
 
     def flock(handle: int, operation: int) -> None:
@@ -357,14 +360,16 @@ def test_the_verdict_follows_lock_and_heartbeat(
     assert judge(None, late, lock) is Verdict.NONE
 
 
-def test_a_reused_host_and_process_number_does_not_cover_the_dead(path: Path) -> None:
+def test_a_reused_host_and_process_number_does_not_cover_the_dead(
+    path: Path, open_store: Opener
+) -> None:
     """A restart in a container has the same host and pid 1; identity is drawn per start."""
     # C021
     same = {"host": "container", "pid": 1, "lease_seconds": LEASE_SECONDS}
-    first = SqliteStorage(path)
+    first = open_store(path)
     first.acquire(HolderClaim(holder_id="a", at_us=time.time_ns() // 1_000, **same), takeover=False)
     first.close()
-    second = SqliteStorage(path)
+    second = open_store(path)
 
     head = second.acquire(
         HolderClaim(holder_id="b", at_us=time.time_ns() // 1_000, **same), takeover=False

@@ -159,6 +159,7 @@ def test_a_full_disk_refuses_the_batch_and_leaves_the_store_usable(tmp_path: Pat
     storage.apply(large)
 
     assert ids(storage.entries(1)) == [2, 3]
+    storage.close()
 
 
 def test_a_full_disk_at_commit_is_certain(tmp_path: Path, disk: BadDisk) -> None:
@@ -264,6 +265,7 @@ def test_a_failed_unflushed_batch_leaves_the_writer_at_full(tmp_path: Path) -> N
         storage.apply(batch(storage, entry(1), entry(1), flush=False))
 
     assert storage._writer.execute("pragma synchronous").get == 2
+    storage.close()
 
 
 def test_a_level_that_cannot_be_set_back_spoils_no_result(tmp_path: Path) -> None:
@@ -319,6 +321,7 @@ def test_a_busy_store_refuses_the_batch(tmp_path: Path) -> None:
 
     assert storage.conversation(1) is not None
     intruder.close()
+    storage.close()
 
 
 def test_a_damaged_page_is_reported_and_nothing_overwritten(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -21,6 +22,8 @@ from pidurable.errors import (
 from pidurable.storage import Batch, HolderClaim, SqliteStorage, _sqlite_open as opening
 from pidurable.storage._migrate import SCHEMA
 from pidurable.testing._conformance_base import claim, conversation, entry
+
+Opener = Callable[..., SqliteStorage]
 
 
 def listing(folder: Path) -> dict[str, tuple[bytes, int, int]]:
@@ -260,16 +263,16 @@ def test_a_path_below_a_file_is_an_access_error(tmp_path: Path) -> None:
         SqliteStorage(tmp_path / "file" / "s.sqlite")
 
 
-def test_two_creators_make_one_store(tmp_path: Path) -> None:
+def test_two_creators_make_one_store(tmp_path: Path, open_store: Opener) -> None:
     """The second to come finds the first one's session, also if it saw no file yet."""
     path = tmp_path / "s.sqlite"
-    first = SqliteStorage(path)
+    first = open_store(path)
     opening.create_file(str(path))
     second = opening.connect(str(path), None, read_only=False, power=True)
     opening.create_schema(second, uuid="another", created_us=1)
     second.close()
 
-    assert SqliteStorage(path).head() == first.head()
+    assert open_store(path).head() == first.head()
 
 
 @pytest.mark.parametrize("given", ["", ":memory:", "a\0b"])
@@ -367,10 +370,10 @@ def test_a_reader_needs_no_ownership(tmp_path: Path, running: bool) -> None:
     holder.close()
 
 
-def test_a_handle_is_refused_in_a_forked_child(tmp_path: Path) -> None:
+def test_a_handle_is_refused_in_a_forked_child(tmp_path: Path, open_store: Opener) -> None:
     """A child that was forked can neither use nor close what its parent opened."""
     path = tmp_path / "s.sqlite"
-    storage = SqliteStorage(path)
+    storage = open_store(path)
     head = storage.acquire(claim(), takeover=False)
     real = os.getpid
 
@@ -383,7 +386,7 @@ def test_a_handle_is_refused_in_a_forked_child(tmp_path: Path) -> None:
 
     # The parent's lock and connections are as they were.
     with pytest.raises(PidurableError, match="is held by process"):
-        SqliteStorage(path).acquire(
+        open_store(path).acquire(
             HolderClaim(holder_id="h", host="host-1", pid=1, at_us=claim().at_us, lease_seconds=15),
             takeover=False,
         )
