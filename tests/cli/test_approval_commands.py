@@ -5,21 +5,21 @@ A guard asks for every call of `act`, whose ledger is a file: what it says is wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import yaml
-from terminals import terminal
+from terminals import Terminal, terminal
 
 from pidurable import AgentChange, Deny, Once, Settings, open_harness
-from pidurable.cli import _asking, _run
+from pidurable.cli import _run
 from pidurable.cli._asking import decision_of
 from pidurable.registry import ExtensionLoader, Registry
 from pidurable.testing import ScriptedModel
@@ -353,13 +353,54 @@ def test_hostile_arguments_are_shown_escaped_and_cuts_are_marked(
         assert "\\U000e0041" in sheet
 
 
+ON_CUE = '''
+
+import trio
+from pidurable.cli import _asking
+
+class CuedTrio:
+    """Is deaf until it is told that whatever is not to be heard was typed."""
+
+    def __getattr__(self, name):
+        return getattr(trio, name)
+
+    async def sleep(self, seconds):
+        assert seconds == _asking.DEAF_SECONDS == 0.5
+        while not os.path.exists("typed"):
+            await trio.sleep(0.01)
+        os.unlink("typed")
+
+def forget_typed(stream, forget=_asking._forget_typed):
+    forget(stream)
+    open("listening", "w").close()
+
+_asking.trio, _asking._forget_typed = CuedTrio(), forget_typed
+'''
+
+
+@contextlib.contextmanager
+def asked(guarded: Path) -> Iterator[Terminal]:
+    """A run at a terminal whose half second of deafness ends when `until_it_listens` says so."""
+    (guarded / "guard.py").write_text(GUARD + ON_CUE)
+    with terminal(guarded, "run", "go", "--script", "s.yaml", "-e", "guard.py") as shell:
+        yield shell
+
+
+def until_it_listens(guarded: Path, shell: Terminal) -> None:
+    """Let the half second be over, and wait until what was typed in it has been thrown away."""
+    (guarded / "typed").touch()
+    shell.read_until((guarded / "listening").exists)
+    assert not (guarded / "typed").exists()
+    (guarded / "listening").unlink()
+
+
 def test_at_a_terminal_the_person_is_asked_right_there(guarded: Path) -> None:
     """What was typed before the question counts for nothing; y lets the call run, once."""
-    with terminal(guarded, "run", "go", "--script", "s.yaml", "-e", "guard.py") as shell:
+    with asked(guarded) as shell:
         shell.press(b"n\n")
         shell.until("y: yes, this once")
         shell.press(b"n\n")  # in the first half second
-        _pause(shell, _asking.DEAF_SECONDS + 0.3)
+        until_it_listens(guarded, shell)
         shell.press(b"y\n")
         code = shell.wait()
         text = shell.text()
@@ -374,12 +415,12 @@ def test_at_a_terminal_any_other_words_are_a_no_with_a_text(guarded: Path, slow_
     """What the person types goes to the model as the result of the call."""
     if not slow_run:
         pytest.skip("takes seconds; run it with -m slow")
-    with terminal(guarded, "run", "go", "--script", "s.yaml", "-e", "guard.py") as shell:
+    with asked(guarded) as shell:
         shell.until("y: yes, this once")
-        _pause(shell, _asking.DEAF_SECONDS + 0.3)
+        until_it_listens(guarded, shell)
         for nothing_yet in (b"\n", b"yse\n"):
             shell.press(nothing_yet)
-            _pause(shell, _asking.DEAF_SECONDS + 0.3)
+            until_it_listens(guarded, shell)
         shell.press(b"use the other one\n")
         code = shell.wait()
         text = shell.text()
@@ -397,20 +438,14 @@ def test_at_a_terminal_the_end_of_input_leaves_the_question_open(
     """Ctrl-D stops asking: the run ends with 6, as without a terminal, and can be resumed."""
     if not slow_run:
         pytest.skip("takes seconds; run it with -m slow")
-    with terminal(guarded, "run", "go", "--script", "s.yaml", "-e", "guard.py") as shell:
+    with asked(guarded) as shell:
         shell.until("y: yes, this once")
-        _pause(shell, _asking.DEAF_SECONDS + 0.3)
+        until_it_listens(guarded, shell)
         shell.press(b"\x04")
         code = shell.wait()
 
     assert code == 6, shell.text()
     assert "the requests stay open" in shell.text()
-
-
-def _pause(shell: Any, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        shell.read()
 
 
 @pytest.mark.parametrize("verb", ["approve", "deny"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, strategies as st
 
 from pidurable.extensions.coding import bash
@@ -21,13 +22,23 @@ async def test_output_comes_back_with_the_exit_code(call: Any) -> None:
     assert call.shown == {"exit_code": 3, "timed_out": False, "leftover": 0, "survivors": []}
 
 
-async def test_a_signal_and_the_time_limit_are_named(call: Any) -> None:
+async def test_a_signal_and_the_time_limit_are_named(
+    call: Any, mock_clock: trio.testing.MockClock
+) -> None:
     """What ended a command is said in words, after the output so far."""
+    mock_clock.rate = 1.0
     assert await call.run(bash, command="kill -9 $$") == (True, "[ended by signal 9]\n")
-    assert await call.run(bash, command="echo a; sleep 60", timeout=0.3) == (
-        True,
-        "a\n[ended after its time limit of 0.3 s]\n",
-    )
+    found = []
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def run() -> None:
+            found.append(await call.run(bash, command="echo a; sleep 300", timeout=600.5))
+
+        while call.text != "a\n":  # noqa: ASYNC110 - call.output sets no event
+            await trio.sleep(0.001)
+        mock_clock.jump(600.5)
+    assert found == [(True, "a\n[ended after its time limit of 600.5 s]\n")]
 
 
 async def test_a_background_process_is_reported(call: Any) -> None:
