@@ -39,6 +39,8 @@ class Execute:
     replay: Replay
     unknown: str | None = None
     """What the tool said when it could not tell whether its effect happened."""
+    granted: str | None = None
+    """The digest of what a person, or a grant of theirs, has let run; None: nobody was asked."""
 
 
 @attrs.frozen(kw_only=True)

@@ -12,7 +12,8 @@ The intent fixes the final arguments and the replay policy, so `before_tool` is 
 after it. Found there after a crash, a `safe` call runs again with the stored arguments, a
 `reconcile` call asks its tool what happened, a `park` call asks a person; any other gives the model
 an error result that says the outcome is unknown, with what it had put out. The stricter of the
-stored and the current policy counts; a tool that is gone counts as `interrupt`.
+stored and the current policy counts; a tool that is gone counts as `interrupt`. What a person had
+permitted runs again only if it still is what they were shown; else a person is asked, as by `park`.
 
 Every result of a call that may have run goes through `after_tool`, however it came about, so that
 what a hook takes out of results stays out of all of them. Those of aborted calls go through
@@ -74,6 +75,9 @@ from pidurable.tasks._transaction import TaskTransaction
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
+
+
+_NOT_AS_GRANTED = "The tool, or where it works, is not as it was when the call was permitted."
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +176,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             if isinstance(asked, FinalResult):
                 await self._store(ctx, asked)
                 return
+            intent = attrs.evolve(intent, granted=asked.digest)
             if given is None or not covers(given, asked):
                 try:
                     is_granted = await ask_a_person(ctx, asked, intent=intent, before=given)
@@ -284,6 +289,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         if isinstance(asked, FinalResult) or not covers(request, asked):
             await self._park(ctx, at, prepared.agent, prepared.tool, before=request)
             return
+        at = attrs.evolve(at, granted=asked.digest)
         await ctx.goto(at)
         await self._clear_output(ctx)
         await self._run(ctx, at, prepared)
@@ -296,6 +302,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         tool: Tool[..., Any] | None,
         *,
         before: PermissionRequest | None = None,
+        why: str = "",
     ) -> None:
         """Ask a person what became of an effect, and wait."""
         asked = describe(
@@ -305,7 +312,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             agent=agent,
             tool=tool,
             arguments=at.arguments,
-            ask=Ask("high", unknown_text(at.unknown)),
+            ask=Ask("high", f"{unknown_text(at.unknown)} {why}".rstrip()),
         )
         if not isinstance(asked, FinalResult):
             try:
@@ -343,8 +350,18 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             if found is not False:
                 await self._finish(ctx, at, tool, found or self._interrupted(ctx, at))
                 return
+        if not self._is_as_granted(ctx, at, prepared):
+            await self._park(ctx, at, agent, tool, why=_NOT_AS_GRANTED)
+            return
         await self._clear_output(ctx)
         await self._run(ctx, at, prepared)
+
+    def _is_as_granted(self, ctx: ToolContext, at: Execute, prepared: Prepared) -> bool:
+        """Whether what would run again is what somebody has let run, if anybody was asked."""
+        if at.granted is None:
+            return True
+        asked = self._describe(ctx, "effect", prepared, Ask("high", ""))
+        return not isinstance(asked, FinalResult) and asked.digest == at.granted
 
     async def _reconciled(
         self, ctx: ToolContext, prepared: Prepared

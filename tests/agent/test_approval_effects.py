@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from approval_world import GuardedWorld, acts, begin, rest, the_open
 from trio.testing import MockClock
 
 from pidurable import (
+    AgentChange,
     BeforeTool,
     BlockCall,
     Extension,
@@ -268,3 +270,61 @@ async def test_an_effect_that_cannot_be_asked_about_is_interrupted(
 
     assert (answer.text, result.code) == ("done", "interrupted")
     assert is_asked or depth > 196
+
+
+# --- what was permitted, and is found in the middle -----------------------------------------------
+
+
+async def permitted(**options: Any) -> GuardedWorld:
+    """A world whose only call was allowed, and died behind its effect; it is safe to repeat."""
+    world = GuardedWorld(acts("ship"), "done", **options)
+    world.install(world.act(replay="safe"))
+    point = DieAt(world, "CP3")
+
+    async def live(harness: Any, _: Any) -> None:
+        await begin(harness)
+        await harness.decide(the_open(harness).id, Once())
+        await rest()
+
+    await run_killed(world, point, live)
+    assert point.struck
+    return world
+
+
+async def test_what_was_permitted_runs_again_as_it_was_permitted(
+    autojump_clock: MockClock,
+) -> None:
+    """The yes holds for the repetition too: nobody is asked a second time."""
+    world = await permitted()
+    async with world.open() as harness:
+        answer = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert answer.text == "done"
+    assert world.ledger == ["act ship"] * 2
+
+
+@pytest.mark.parametrize("changed", ["tool", "directory"])
+async def test_what_is_not_as_it_was_permitted_runs_again_only_if_a_person_says_so(
+    autojump_clock: MockClock, changed: str, tmp_path: Path
+) -> None:
+    """With another version of the tool, or elsewhere, the effect is a person's to judge."""
+    world = await permitted()
+    if changed == "tool":
+        world.install(world.act(replay="safe", version=2))
+    async with world.open() as harness:
+        if changed == "directory":
+            await (await harness.root()).configure(AgentChange(cwd=str(tmp_path)))
+        harness.start()
+        await rest()
+        request = the_open(harness)
+        waited = list(world.ledger)
+        await harness.decide(request.id, Rerun())
+        answer = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert request.subject == "effect"
+    assert "is not as it was when the call was permitted" in request.reason
+    assert waited == ["act ship"]
+    assert world.ledger == ["act ship"] * 2
+    assert answer.text == "done"
