@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 
+from pidurable.agent._call_output import CallOutput
 from pidurable.agent._nested import NestedCalls
-from pidurable.agent._progress import CallOutput
 from pidurable.agent._services import Agent, AgentServices
 from pidurable.errors import InvalidArgumentError, NotFoundError, show
 from pidurable.records import _json

@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
+from pidurable.agent._call_output import CallOutput
 from pidurable.agent._output import Keep, bounded_output, clean_output
-from pidurable.agent._progress import CallOutput
 from pidurable.errors import NotJsonError, show
 from pidurable.records import _json
 from pidurable.records._limits import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX
