@@ -150,14 +150,29 @@ async def root_id(reader: Reader) -> int:
 
 def entry_lines(entry: Entry, *, full: bool = False) -> list[str]:
     """Return the lines of an entry: what it is, then its text, indented."""
-    lines = [f"#{entry.id}  {moment(entry.at_us)}  {clean_line(_title(entry), chars_max=200)}"]
+    nested = _nested_title(entry)
+    title = _title(entry) if nested is None else nested
+    lines = [f"#{entry.id}  {moment(entry.at_us)}  {clean_line(title, chars_max=200)}"]
     for message in entry.messages:
         lines += [f"    {line}" for line in _message_lines(message, full=full)]
-    if not entry.messages and entry.data is not None:
+    if not entry.messages and entry.data is not None and nested is None:
         lines.append(f"    {compact_json(entry.data)}")
     if entry.edits:
         lines.append(f"    edits {', '.join(f'#{edit.target}' for edit in entry.edits)}")
     return lines
+
+
+def _nested_title(entry: Entry) -> str | None:
+    """The line of a nested call, whose result its caller has got; None of any other entry."""
+    data = entry.data
+    if entry.kind != "pi.nested_result" or entry.messages or not isinstance(data, dict):
+        return None
+    title = f"result of {data.get('name')}  (nested: task {data.get('task')}"
+    title += f", called by task {data.get('caller')})"
+    if data.get("is_error"):
+        code = data.get("code")
+        title += "  error" if code is None else f"  error: {code}"
+    return title
 
 
 def _title(entry: Entry) -> str:

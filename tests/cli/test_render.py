@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
+from pidurable.cli._conversations import entry_lines
 from pidurable.cli._render import (
     clean,
     clean_line,
@@ -18,6 +20,7 @@ from pidurable.cli._render import (
     tail,
 )
 from pidurable.cli._tasks import wait_text
+from pidurable.records._entries import Entry
 from pidurable.records._tasks import Wait
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -192,3 +195,27 @@ def test_columns_align_wide_characters() -> None:
 def test_a_wait_is_shown_by_the_kinds_of_what_it_is_for(wait: Wait, text: str) -> None:
     """Tasks, conversations and submissions are told apart."""
     assert wait_text(wait) == text
+
+
+def test_a_nested_result_is_a_line_and_no_json() -> None:
+    """The log says whose result it is, what went wrong, and which tasks were at it."""
+
+    def shown(**data: Any) -> list[str]:
+        return entry_lines(
+            Entry(
+                id=7,
+                conversation_id=1,
+                seq=3,
+                kind="pi.nested_result",
+                data={"task": 12, "caller": 9, "name": "grep", "is_error": False, **data},
+            )
+        )
+
+    (well,) = shown(code=None)
+    (ill,) = shown(is_error=True, code="denied")
+    (hostile,) = shown(name="a\x1b[31m\nb")
+
+    assert well.endswith("  result of grep  (nested: task 12, called by task 9)")
+    assert ill.endswith("called by task 9)  error: denied")
+    assert "\x1b" not in hostile
+    assert "\n" not in hostile
