@@ -1,27 +1,115 @@
 """What a running call puts out: output, details and diagnostics, shown as they come.
 
 Bounded by the tool's limits and by what its place can hold; it is committed with the other progress
-of the session, so that a call that a crash or an abort cuts short has it still.
+of the session, so that a call that a crash or an abort cuts short has it still. A call of the model
+has its slot in `pi.live`. A nested one, which has none, gets a document of its own task when there
+is something to keep, which ends with the task: one that is soon over never has one.
 """
 
 from __future__ import annotations
 
 import codecs
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pidurable.agent._documents import LiveDocument, find_call, patch_live, read_doc
+import attrs
+
+from pidurable.agent._documents import (
+    LiveDocument,
+    address_of,
+    find_call,
+    patch_live,
+    read_doc,
+)
 from pidurable.agent._output import Keep, OutputCollector, clean_output
 from pidurable.agent._progress import Progress
 from pidurable.records import _json
+from pidurable.session._documents import Address, address, definition_of, document
 from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
+
+if TYPE_CHECKING:
+    from pidurable.agent._call_records import ToolInput
+    from pidurable.session._session import Session
+    from pidurable.tasks._context import TaskContext
 
 DIAGNOSTICS_MAX = 16
 DIAGNOSTIC_BYTES_MAX = 1024
 
 
+@document("pi.output", scope="task")
+@attrs.define(kw_only=True)
+class OutputDocument:
+    """What a nested call has put out so far. Its fields are those of a slot in `pi.live`."""
+
+    output_tail: str = ""
+    details: Any = None
+    diagnostics: list[Any] = attrs.Factory(list)
+
+
+def _own_address(task_id: int) -> Address:
+    return address(definition_of(OutputDocument), int(task_id))
+
+
+def committed_output(
+    session: Session, ctx: TaskContext[ToolInput, Any, Any]
+) -> dict[str, Any] | None:
+    """What is committed of a call's output, details and diagnostics; None: nothing was shown."""
+    if ctx.input.caller is not None:
+        own: dict[str, Any] | None = session.doc_value(_own_address(ctx.task_id))
+        return own
+    live = session.doc_value(address_of(LiveDocument, ctx.conversation_id))
+    place = None if live is None else find_call(live, ctx.task_id)
+    return None if live is None or place is None else live["calls"][place]
+
+
+async def clear_output(session: Session, ctx: TaskContext[ToolInput, Any, Any]) -> None:
+    """Show nothing more of what a call had put out: the run that follows puts it out again."""
+    before = committed_output(session, ctx)
+    nothing: dict[str, Any] = attrs.asdict(OutputDocument())
+    if before is None or all(before[name] == value for name, value in nothing.items()):
+        return
+    async with ctx.commit() as tx:
+        nested = ctx.input.caller is not None
+        _show(tx, ctx.conversation_id, int(ctx.task_id), nothing, nested=nested)
+
+
+def _show(
+    tx: Transaction, conversation_id: int, task_id: int, shown: dict[str, Any], *, nested: bool
+) -> None:
+    """Stage what a call shows from now on; only what differs is written."""
+    if nested:
+        own = _own_address(task_id)
+        before = tx.doc_value(own)
+        if before is None:
+            if any(shown.values()):
+                tx.put_doc(definition_of(OutputDocument), own, shown)
+            return
+        tx.patch_doc(definition_of(OutputDocument), own, _changes("", before, shown))
+        return
+    live = read_doc(tx, LiveDocument, conversation_id)
+    place = find_call(live, task_id)
+    if place is not None:
+        ops = _changes(f"/calls/{place}", live["calls"][place], shown)
+        if ops:
+            patch_live(tx, conversation_id, ops)
+
+
+def _changes(path: str, before: dict[str, Any], shown: dict[str, Any]) -> list[Any]:
+    """Operations that make one state of an output of another; what was added is appended."""
+    ops: list[Any] = []
+    for name, value in shown.items():
+        at, was = f"{path}/{name}", before[name]
+        if value == was:
+            continue
+        if name == "output_tail" and value.startswith(was):
+            ops.append({"op": "append", "path": at, "value": value[len(was) :]})
+        else:
+            ops.append({"op": "replace", "path": at, "value": value})
+    return ops
+
+
 class CallOutput:
-    """The output, details and diagnostics of a running tool call, in `pi.live`."""
+    """The output, details and diagnostics of a call while it runs, and where they are shown."""
 
     def __init__(
         self,
@@ -29,13 +117,15 @@ class CallOutput:
         conversation_id: int,
         task_id: int,
         *,
+        nested: bool,
         bytes_max: int,
         lines_max: int,
         keep: Keep,
     ) -> None:
         self._progress = progress
         self.conversation = conversation_id
-        self._task = task_id
+        self._task = int(task_id)
+        self._nested = nested
         self._closed = False
         self._diagnostics_dropped = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -78,31 +168,16 @@ class CallOutput:
     def write(self, tx: Transaction) -> None:
         if self._closed:
             return
-        live = read_doc(tx, LiveDocument, self.conversation)
-        place = find_call(live, self._task)
-        if place is None:
-            return
-        call = live["calls"][place]
-        path = f"/calls/{place}"
-        ops: list[Any] = []
-        text, details, diagnostics = self._shown(len(live["calls"]))
-        shown = call["output_tail"]
-        if text != shown:
-            if text.startswith(shown):
-                value = text[len(shown) :]
-                ops.append({"op": "append", "path": f"{path}/output_tail", "value": value})
-            else:
-                ops.append({"op": "replace", "path": f"{path}/output_tail", "value": text})
-        if call["details"] != details:
-            ops.append({"op": "replace", "path": f"{path}/details", "value": details})
-        if call["diagnostics"] != diagnostics:
-            ops.append({"op": "replace", "path": f"{path}/diagnostics", "value": diagnostics})
-        if ops:
-            patch_live(tx, self.conversation, ops)
+        sharing = 1
+        if not self._nested:
+            sharing = len(read_doc(tx, LiveDocument, self.conversation)["calls"])
+        if sharing:
+            shown = self._shown(sharing)
+            _show(tx, self.conversation, self._task, shown, nested=self._nested)
 
-    def _shown(self, calls: int) -> tuple[str, Any, list[dict[str, str]]]:
-        """Output, details and diagnostics, as much of them as one of so many calls may show."""
-        share = self._progress.document_bytes_max // calls
+    def _shown(self, sharing: int) -> dict[str, Any]:
+        """As much of it as one of so many calls that share a document may show."""
+        share = self._progress.document_bytes_max // sharing
         # A character that JSON escapes takes two bytes: half of the document at most.
         text = self.collector.text_within(share // 4)
         details = self.details
@@ -111,7 +186,7 @@ class CallOutput:
         diagnostics = list(self.diagnostics)
         while diagnostics and len(_json.dumps(diagnostics).encode()) > share // 8:
             diagnostics.pop()
-        return text, details, diagnostics
+        return {"output_tail": text, "details": details, "diagnostics": diagnostics}
 
     def lost(self) -> None:
         """Nothing to do: `write` compares with what is stored."""

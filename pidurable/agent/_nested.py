@@ -167,4 +167,7 @@ def result_of(outcome: Outcome[ToolReceipt]) -> CallResult:
         code=receipt.code,
         structured=nested.get("structured"),
         details=nested.get("details"),
+        add_tools=receipt.add_tools,
+        terminate=receipt.terminate,
+        handoff=receipt.handoff,
     )

@@ -23,6 +23,7 @@ from pidurable.tasks._host import needs_models
 if TYPE_CHECKING:
     from pidurable.agent._call_records import ToolInput
     from pidurable.agent._models import Models
+    from pidurable.agent._tool_result import FinalResult
     from pidurable.harness._conversation import Conversation
     from pidurable.tasks._context import TaskContext
 
@@ -48,10 +49,13 @@ class RunningCall:
         self._agent = agent
         self._name = tool.name
         self._nested = NestedCalls(services, ctx, reconciling=reconciling)
+        self._nested_results: list[tuple[str, CallResult]] = []
+        """Those that ask something of the run."""
         self.progress = CallOutput(
             services.progress,
             ctx.conversation_id,
             ctx.task_id,
+            nested=ctx.input.caller is not None,
             bytes_max=tool.output_bytes_max,
             lines_max=tool.output_lines_max,
             keep=tool.output_keep,
@@ -198,7 +202,30 @@ class RunningCall:
             NotJsonError: The arguments cannot be stored.
             OwnedTooDeepError: Calls are nested too deeply.
         """
-        return await self._nested.execute(name, arguments, key)
+        result = await self._nested.execute(name, arguments, key)
+        if result.handoff is not None or result.terminate or result.add_tools:
+            self._nested_results.append((name, result))
+        return result
+
+    def report_unheeded(self, final: FinalResult) -> None:
+        """Report what nested calls asked of the run, where the call's own result does not.
+
+        Args:
+            final: The call's own result.
+        """
+        for name, result in self._nested_results:
+            asked = []
+            if result.handoff is not None and final.handoff is None:
+                asked.append("handoff")
+            if result.terminate and not final.terminate:
+                asked.append("terminate")
+            if not set(result.add_tools) <= set(final.add_tools):
+                asked.append("add_tools")
+            if asked:
+                self.report(
+                    f"the nested call {result.task} of {name!r} asks for {', '.join(asked)}, which "
+                    f"counts for nothing: the result of {self._name!r}, its caller, does not"
+                )
 
     async def run_blocking(self, function: Callable[..., T], /, *args: Any) -> T:
         """Run a blocking function in a thread; it is waited for, also on abort."""

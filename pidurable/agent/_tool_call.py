@@ -22,7 +22,7 @@ what a hook takes out of results stays out of all of them. Those of aborted call
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import attrs
 
@@ -36,12 +36,12 @@ from pidurable.agent._approval import (
     park,
 )
 from pidurable.agent._asking import ask_after_tool, ask_before_tool, ask_on_abort
+from pidurable.agent._call_output import clear_output, committed_output
 from pidurable.agent._call_records import Approval, Call, Execute, ToolInput, ToolReceipt
 from pidurable.agent._decisions import Happened, Interrupted, Rerun
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
-    address_of,
     find_call,
     patch_live,
     read_doc,
@@ -72,10 +72,6 @@ from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
 from pidurable.tasks._transaction import TaskTransaction
-
-if TYPE_CHECKING:
-    from pidurable.session._session import Session
-
 
 _NOT_AS_GRANTED = "The tool, or where it works, is not as it was when the call was permitted."
 
@@ -213,6 +209,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
                 final = await self._unknown(ctx, at, came, call)
             else:
                 final = came
+                call.report_unheeded(came)
         finally:
             call.progress.close()
         if final is not None:
@@ -291,7 +288,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             return
         at = attrs.evolve(at, granted=asked.digest)
         await ctx.goto(at)
-        await self._clear_output(ctx)
+        await clear_output(self._services.session, ctx)
         await self._run(ctx, at, prepared)
 
     async def _park(
@@ -353,7 +350,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         if not self._is_as_granted(ctx, at, prepared):
             await self._park(ctx, at, agent, tool, why=_NOT_AS_GRANTED)
             return
-        await self._clear_output(ctx)
+        await clear_output(self._services.session, ctx)
         await self._run(ctx, at, prepared)
 
     def _is_as_granted(self, ctx: ToolContext, at: Execute, prepared: Prepared) -> bool:
@@ -368,7 +365,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     ) -> FinalResult | Literal[False] | None:
         call = RunningCall(self._services, ctx, prepared.agent, prepared.tool, reconciling=True)
         # What it puts out comes behind what the call had, and not in its place.
-        slot = _slot(self._services.session, ctx)
+        slot = committed_output(self._services.session, ctx)
         if slot is not None:
             call.progress.resume(slot)
         try:
@@ -382,24 +379,8 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         The call ends failed: nobody is left to hear of what it owns, which is to do nothing more.
         """
         text = f"{unknown_text(at.unknown)} {said}".rstrip()
-        slot = _slot(self._services.session, ctx)
+        slot = committed_output(self._services.session, ctx)
         return with_committed(error_result("interrupted", text, failed=True), slot)
-
-    async def _clear_output(self, ctx: ToolContext) -> None:
-        """The run that follows puts everything out again."""
-        fields: dict[str, Any] = {"output_tail": "", "details": None, "diagnostics": []}
-        slot = _slot(self._services.session, ctx)
-        if slot is None or all(slot[name] == value for name, value in fields.items()):
-            return
-        async with ctx.commit() as tx:
-            place = find_call(read_doc(tx, LiveDocument, ctx.conversation_id), ctx.task_id)
-            if place is not None:
-                path = f"/calls/{place}"
-                ops = [
-                    {"op": "replace", "path": f"{path}/{name}", "value": value}
-                    for name, value in fields.items()
-                ]
-                patch_live(tx, ctx.conversation_id, ops)
 
     # --- outcome -------------------------------------------------------------------------
 
@@ -498,7 +479,9 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         text = "The call was aborted before it ran."
         if _begun(at) is not None:
             text = "The call was aborted while it ran; a part of its effect may have happened."
-        final = with_committed(error_result("aborted", text), _slot(self._services.session, ctx))
+        final = with_committed(
+            error_result("aborted", text), committed_output(self._services.session, ctx)
+        )
         if ctx.handlers("on_abort"):
             final = await self._aborted(at, ctx, final)
         async with ctx.commit() as tx:
@@ -533,10 +516,3 @@ def _begun(at: Checkpoint) -> Execute | None:
     if isinstance(at, Approval):
         return at.effect
     return at if isinstance(at, Execute) else None
-
-
-def _slot(session: Session, ctx: ToolContext) -> dict[str, Any] | None:
-    """What `pi.live` shows of this call, as committed."""
-    live = session.doc_value(address_of(LiveDocument, ctx.conversation_id))
-    place = None if live is None else find_call(live, ctx.task_id)
-    return None if live is None or place is None else live["calls"][place]

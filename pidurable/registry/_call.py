@@ -141,7 +141,12 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class ToolResult:
-    """What a tool gives back when a string or plain JSON is not enough."""
+    """What a tool gives back when a string or plain JSON is not enough.
+
+    What it asks of the run (`add_tools`, `terminate`, `handoff`) counts for calls of the model. A
+    nested call's goes to its caller, in the `CallResult`, and counts where the caller asks for the
+    same in its own result.
+    """
 
     content: str | Sequence[Block] | None = None
     """What the model sees; None stands for what `output()` collected."""
@@ -174,6 +179,11 @@ class CallResult:
     """Of an error: one of the stable codes, as `tool_error`, `denied` or `aborted`."""
     structured: JsonValue = None
     details: JsonValue = None
+    add_tools: tuple[str, ...] = ()
+    """What it asks of the run, as `terminate` and `handoff` do: none of it counts by itself. A
+    caller that wants it to puts it into the `ToolResult` of its own."""
+    terminate: bool = False
+    handoff: str | None = None
 
     @property
     def text(self) -> str:

@@ -23,6 +23,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._call_output import OutputDocument
 from pidurable.agent._script import Step, When
 from pidurable.agent._tool_arguments import validated
 from pidurable.errors import InvalidArgumentError, NotJsonError, OwnedTooDeepError
@@ -521,3 +522,116 @@ async def test_a_reconcile_calls_no_tools(autojump_clock: MockClock) -> None:
     assert text_of(result) == "it happened"
     assert len(said) == 1
     assert "reconcile cannot call tools" in said[0]
+
+
+@pytest.mark.parametrize("end", ["killed", "killed, runs again", "aborted"])
+async def test_what_a_nested_call_had_put_out_is_kept(autojump_clock: MockClock, end: str) -> None:
+    """Cut short, its result has output, details and diagnostics so far; run again, the new ones."""
+    world = World(calls("odd"), "ok")
+    lives: list[int] = []
+    got: list[CallResult] = []
+
+    async def inner(call: ToolCall) -> str | None:
+        lives.append(call.id)
+        life = len(lives)
+        await call.output(f"life {life}\n")
+        if life == 1:
+            await call.details({"of": life})
+            await call.diagnostic("warning", f"said in life {life}")
+        if life == 2:
+            return None
+        await trio.sleep(1)
+        world.reached.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def body(call: ToolCall) -> str:
+        got.append(await call.execute_tool("inner", {}))
+        return "went on"
+
+    policy = "safe" if end == "killed, runs again" else "interrupt"
+    made = attrs.evolve(odd_tool(inner, replay=policy), name="inner")
+    world.install(odd_tool(body, replay="safe"), made)
+    async with world.open() as harness:
+        submission = await (await harness.root()).submit("go", request_id="r1")
+        await world.reached.wait()
+        if end == "aborted":
+            await harness.abort_task(lives[0])
+            assert (await submission.wait()).text == "ok"
+    async with world.open() as harness:
+        assert (await ask(harness, "go")).text == "ok"
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        left = harness.snapshot(OutputDocument, lives[0])
+
+    (result,) = got
+    assert left is None
+    assert [row.name for row in world.base.documents_ever(2, lives[0])] == ["pi.output"]
+    if end == "killed, runs again":
+        assert (result.text, result.details) == ("life 2\n", None)
+        return
+    assert len(lives) == 1
+    assert result.code == {"killed": "interrupted", "aborted": "aborted"}[end]
+    assert "Output so far:\nlife 1\n" in result.text
+    assert "warning: said in life 1" in result.text
+    assert result.details == {"of": 1}
+
+
+async def test_a_nested_call_that_shows_nothing_has_no_document(autojump_clock: MockClock) -> None:
+    """What is over before it would be shown, or says nothing, costs no document of its own."""
+    seen: list[Any] = []
+
+    async def body(call: ToolCall) -> str:
+        quick = await call.execute_tool("says", {"what": "at once"}, key="quick")
+        await trio.sleep(1)
+        return quick.text
+
+    @tool
+    async def says(what: str, call: ToolCall) -> None:
+        """Say something, and end.
+
+        Args:
+            what: It.
+        """
+        await call.output(what)
+        await call.output("")
+        seen.append(call.id)
+
+    text, world, _ = await run(body, says)
+
+    assert text == "at once"
+    rows = world.base.documents_ever(2, seen[0])
+    assert rows == []
+
+
+@pytest.mark.parametrize("passed_on", [False, True])
+async def test_what_a_nested_call_asks_of_the_run_is_its_caller_s_to_ask(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, passed_on: bool
+) -> None:
+    """The caller gets it; its own result counts for the run, and what that drops is reported."""
+
+    async def inner(call: ToolCall) -> ToolResult:
+        return ToolResult("x", terminate=True, handoff="a note", add_tools=["slow"])
+
+    async def body(call: ToolCall) -> ToolResult:
+        got = await call.execute_tool("inner", {})
+        assert (got.terminate, got.handoff, got.add_tools) == (True, "a note", ("slow",))
+        if not passed_on:
+            return ToolResult("done")
+        return ToolResult(
+            "done", terminate=got.terminate, handoff=got.handoff, add_tools=got.add_tools
+        )
+
+    made = attrs.evolve(odd_tool(inner), name="inner")
+    fresh = Step(text="ok", when=lambda view: "a note" in view.text)
+    world = World(calls("odd"), fresh if passed_on else "ok")
+    world.install(odd_tool(body), made)
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+
+    last = [text_of(item.message) for item in world.model.requests[-1].messages]
+    assert outcome.text == "ok"
+    assert any("a note" in each for each in last) is passed_on
+    dropped = "of 'inner' asks for handoff, terminate, add_tools, which counts for nothing"
+    assert (dropped in caplog.text) is not passed_on
