@@ -28,7 +28,7 @@ __all__ = ["collect_garbage", "parse_age"]
 
 _AGE = re.compile(r"(\d{1,9})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_COUNTED = ("tasks", "conversations", "entries", "submissions", "documents", "blobs")
+_COUNTED = ("tasks", "conversations", "entries", "submissions", "documents", "blobs", "answers")
 
 
 def parse_age(text: str, place: str = "--older-than") -> timedelta:
@@ -67,7 +67,7 @@ async def collect_garbage(
         if dry_run:
             _show(host, options, told)
             return Exit.DONE
-        if not (told.trees or told.documents or told.blobs):
+        if not (told.trees or told.documents or told.blobs or told.answers):
             _show(host, options, told)
             return Exit.DONE
         host.err(_sheet(told))

@@ -27,6 +27,7 @@ from pidurable.errors import NotFoundError, StorageHeldError
 from pidurable.harness._client import Client, open_client
 from pidurable.harness._open import Harness, open_quiet_harness
 from pidurable.harness._reader import HolderView, Reader, open_reader
+from pidurable.records._commands import drawn_key
 from pidurable.registry import Registry
 from pidurable.session._seams import SystemRandomness
 from pidurable.storage._command_box import folder_path
@@ -119,7 +120,7 @@ async def _say_who_is_replaced(host: Host, options: Options) -> None:
 
 async def asked(host: Host, options: Options, ask: Callable[[Client, str], Awaitable[T]]) -> T:
     """Have the holder do something, and stand in for it if it goes away before it has answered."""
-    key = SystemRandomness().uuid()
+    key = drawn_key(host.now_us(), SystemRandomness().uuid())
     async with open_client(options.store) as client:
 
         async def leave() -> LeftError:

@@ -46,6 +46,7 @@ from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
 from pidurable.harness._reader import Reader, open_reader
 from pidurable.harness._submission import Settled, Submission
+from pidurable.records._commands import drawn_key
 from pidurable.records._entries import Entry
 from pidurable.registry import Registry
 from pidurable.session._seams import SystemRandomness
@@ -88,7 +89,8 @@ async def run_prompt(
         models.resolve(options.model)
     registry = load_registry(options)
     await bring_up_to_date(options.store)
-    handed = Handed(prompt, request_id, SystemRandomness().uuid())
+    key = drawn_key(host.now_us(), SystemRandomness().uuid())
+    handed = Handed(prompt, request_id, key)
     with catch_interrupts(options.resume_command) as interrupts:
         while True:
             code = await run_outside(host, options, handed, interrupts)

@@ -25,7 +25,7 @@
     │   ├── AlreadyDecidedError                  a permission request is not open any more
     │   ├── NothingToContinueError               the last answer is complete
     │   ├── ResultUnreadableError, ModelError
-    │   └── CommandFailedError                   a command from outside was refused
+    │   └── AnswerGoneError, CommandFailedError  a command from outside: too late, refused
     ├── try again, or wait
     │   ├── WaitTimeoutError (trio.TooSlowError)
     │   ├── StorageRefusedError, StorageHeldError
@@ -80,6 +80,7 @@ from pidurable.errors._call import (
 from pidurable.errors._decide import (
     AbortRequestedError,
     AlreadyDecidedError,
+    AnswerGoneError,
     CommandFailedError,
     ConversationBusyError,
     ConversationFullError,
@@ -109,6 +110,7 @@ from pidurable.errors._root import (
 __all__ = [
     "AbortRequestedError",
     "AlreadyDecidedError",
+    "AnswerGoneError",
     "CommandFailedError",
     "CommitBodyTimeoutError",
     "ConversationBusyError",

@@ -119,6 +119,30 @@ class SignalRefusedError(PidurableError):
 
 
 @attrs.define(eq=False)
+class AnswerGoneError(PidurableError):
+    """The answer to a command is not kept any more. It was not applied again, and will not be.
+
+    Look at what the session has; to ask for the same once more, use another key.
+    """
+
+    key: str
+    answered: bool
+    """Whether it certainly was answered; else its key is older than any that is remembered."""
+
+    def __str__(self) -> str:
+        what = (
+            "was answered long ago, and its answer is not kept any more"
+            if self.answered
+            else "is older than any answer that is still kept (or was made by a clock that is far "
+            "behind), so nobody knows whether it was done"
+        )
+        return (
+            f"command {self.key!r} {what}; it was not done now. Look at what the session has, and "
+            "use another key to ask once more."
+        )
+
+
+@attrs.define(eq=False)
 class CommandFailedError(PidurableError):
     """The holder refused a command, for a reason that has no class of its own here."""
 

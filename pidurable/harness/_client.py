@@ -21,6 +21,7 @@ from pidurable.agent._grants import Grant
 from pidurable.agent._inbox import Content, blocks_of
 from pidurable.agent._permissions import PermissionRequest, request_of
 from pidurable.errors import (
+    AnswerGoneError,
     NotFoundError,
     RequestIdConflictError,
     StorageRefusedError,
@@ -28,12 +29,13 @@ from pidurable.errors import (
     show,
 )
 from pidurable.harness._command_kinds import read_report
+from pidurable.harness._commands import is_forgotten
 from pidurable.harness._reader import Reader, open_read_only
 from pidurable.harness._submission import Settled, settled_of
 from pidurable.records import _codec
 from pidurable.records._checks import check_name, check_timeout
 from pidurable.records._codec import Codec
-from pidurable.records._commands import Command, encode_command, read_answer
+from pidurable.records._commands import Command, drawn_key, encode_command, read_answer
 from pidurable.records._entries import Edit
 from pidurable.records._json import VALUE_BYTES_MAX
 from pidurable.records._messages import Message, UserMessage
@@ -88,7 +90,8 @@ class Client:
 
     Args:
         key: The command's own name, 1 to 512 characters; drawn where None. The same key again,
-            from any process, is never applied twice and gives the first answer.
+            from any process, is never applied twice and gives the first answer, which is kept for a
+            week at least, and then until a collection (`gc`) removes what is so old.
         timeout: Most seconds to wait for the answer; None waits for ever, 0 only looks once.
 
     Raises:
@@ -99,6 +102,7 @@ class Client:
         StorageRefusedError: Certainly not handed in (a full disk, 10,000 commands that wait), or
             withdrawn by somebody meanwhile.
         StorageAccessError: The folder of commands cannot be used; the message says why.
+        AnswerGoneError: The key was used so long ago that its answer is not kept any more.
         CommandFailedError: The holder met an error that has no class here.
     """
 
@@ -217,7 +221,7 @@ class Client:
             ConversationBusyError, NothingToContinueError: As `Conversation.continue_run`.
             NotFoundError: This session has no such conversation.
         """
-        key = SystemRandomness().uuid() if key is None else key
+        key = self._draw_key() if key is None else key
         asked = {
             "conversation": conversation_id,
             "request_id": key if request_id is None else request_id,
@@ -505,6 +509,7 @@ class Client:
 
         Raises:
             NotFoundError: Nothing waits under this key, and nothing was ever answered.
+            AnswerGoneError: Nothing waits under it; whether it was answered is not known any more.
         """
         key = check_name(key, "key")
         box = self._storage.command_box
@@ -515,6 +520,7 @@ class Client:
         if place == "taken" or answer is not None:
             return False
         if not removed and place is None:
+            await self._blocking.run(self._check_remembered, key)
             raise NotFoundError("command", show(key))
         return True
 
@@ -556,6 +562,9 @@ class Client:
 
     # --- asking --------------------------------------------------------------------------
 
+    def _draw_key(self) -> str:
+        return drawn_key(self._clock.now_us(), SystemRandomness().uuid())
+
     async def _ask(
         self,
         kind: str,
@@ -563,7 +572,7 @@ class Client:
         key: str | None,
         timeout: float | None,  # noqa: ASYNC109
     ) -> Any:
-        key = SystemRandomness().uuid() if key is None else check_name(key, "key")
+        key = self._draw_key() if key is None else check_name(key, "key")
         check_timeout(timeout)  # before anything is handed in
         head = await self._blocking.run(self._storage.head)
         command = Command(
@@ -598,8 +607,13 @@ class Client:
         place = box.find(key)
         row = self._storage.command(key)
         if row is None and place in (None, "set_aside"):
+            self._check_remembered(key)
             box.hand_in(key, text)
         return row
+
+    def _check_remembered(self, key: str) -> None:
+        if is_forgotten(self._storage, key):
+            raise AnswerGoneError(key, False)
 
     def _look(self, key: str, question: bool) -> CommandRow | None:
         """The answer, if there is one; with a question also whether there can still be one."""
@@ -611,6 +625,7 @@ class Client:
             return None
         row = self._storage.command(key)
         if row is None:
+            self._check_remembered(key)
             problem = (
                 f"command {key!r} was withdrawn by somebody"
                 if place is None

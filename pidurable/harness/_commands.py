@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from pidurable.errors import (
+    AnswerGoneError,
     InternalError,
     InvalidArgumentError,
     NotJsonError,
@@ -31,9 +32,16 @@ from pidurable.errors import (
     show,
 )
 from pidurable.harness._command_kinds import KINDS, CommandKind, checked_content
-from pidurable.records._commands import Command, decode_command, error_answer, value_answer
+from pidurable.records._commands import (
+    HORIZON,
+    Command,
+    decode_command,
+    drawn_at_us,
+    error_answer,
+    value_answer,
+)
 from pidurable.session._seams import VirtualClock, logger
-from pidurable.storage import CommandRow, Op, TakenCommand
+from pidurable.storage import CommandRow, Op, Storage, TakenCommand
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
@@ -214,6 +222,7 @@ class Commands:
         runtime = self._harness._runtime
         assert kind.work is not None
         try:
+            self._check_remembered(command)
             fields = checked_content(kind, command.content)
             if kind.starts and self._starts:
                 self._harness.start()
@@ -304,6 +313,7 @@ class Commands:
         """
         if self._is_answered(tx, command.id):
             return
+        self._check_remembered(command)
         kind = KINDS.get(command.kind)
         if kind is None:
             known = ", ".join(KINDS)
@@ -326,6 +336,15 @@ class Commands:
             error = InternalError(f"{type(error).__name__}: {error}")
         self._answer(tx, command, error_answer(error))
 
+    def _check_remembered(self, command: Command) -> None:
+        """Refuse a command without an answer whose answer may have been removed.
+
+        Raises:
+            AnswerGoneError: So it is.
+        """
+        if is_forgotten(self._harness.session.storage, command.id):
+            raise AnswerGoneError(command.id, False)
+
     def _is_answered(self, tx: TreeTransaction, id: str) -> bool:
         claimed = tx.claimed(("command", id)) is not None
         return claimed or self._harness.session.storage.command(id) is not None
@@ -334,6 +353,13 @@ class Commands:
         row = CommandRow(command.id, command.kind, command.digest, answer, tx.seq, tx.now_us())
         tx.unique[("command", command.id)] = command.id
         tx.writes.append((Op.COMMAND, row))
+
+
+def is_forgotten(storage: Storage, key: str) -> bool:
+    """Whether a key that has no answer was drawn so long ago that it may have had one."""
+    drawn_us = drawn_at_us(key)
+    horizon = None if drawn_us is None else storage.command(HORIZON)
+    return drawn_us is not None and horizon is not None and drawn_us < horizon.at_us
 
 
 def _kind(taken: _Taken) -> CommandKind:

@@ -511,6 +511,8 @@ class Harness(PermissionCalls):
         Ownerless conversations stay, with all that is said in them. Of a removed root with a key,
         and of removed submissions with a request id, a stub stays: who hands the same in again is
         given the first one's id, and who asks for it is told how it ended.
+        Answers to commands of other processes go when they were given before the cutoff, and a week
+        ago at least; none of those is applied again, `AnswerGoneError` tells who asks so late.
         What was spent in removed conversations is not in `usage()` any more.
 
         Work goes on meanwhile: what others need of the store comes first, and this takes at most

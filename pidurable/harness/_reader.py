@@ -223,8 +223,9 @@ class Reader:
             InvalidArgumentError: `older_than` is negative, or no timedelta.
             StorageCorruptError: What a task waits for cannot be read.
         """
-        before = cutoff(self._clock.now_us(), older_than)
-        survey = Survey(self._raw, before_us=to_us(before), keep=keep_outcomes)
+        now_us = self._clock.now_us()
+        before = cutoff(now_us, older_than)
+        survey = Survey(self._raw, now_us=now_us, before_us=to_us(before), keep=keep_outcomes)
         steps = survey.steps()
 
         def walk() -> bool:

@@ -4,21 +4,42 @@ A command names itself: its id counts once, whoever hands it in and however ofte
 session too, so that one that was left lying beside another store is never applied there. The
 answer is what the holder stored in the very commit that applied the command: what it gave, or the
 error, with the fields that make it the same error in another process.
+
+An answer is not kept for ever. A key that was drawn here begins with its moment, so that a command
+that comes when its answer may be gone is known by its key; any other key is remembered.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import attrs
 
 import pidurable.errors as errors
-from pidurable.errors import CommandFailedError, NotJsonError, PidurableError, show
+from pidurable.errors import AnswerGoneError, CommandFailedError, NotJsonError, PidurableError, show
 from pidurable.records import _json
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 
 FORMAT = 1
+HORIZON = ""
+"""No command's key. Under it stands, as `at_us`, the moment before which answers may be gone."""
+GONE = '{"gone":true}'
+"""What stands for an answer that is not kept any more."""
+
+_DRAWN = re.compile("([0-9]{17})-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def drawn_key(at_us: int, uuid: str) -> str:
+    """A key for a command that is given none: the moment, and a uuid."""
+    return f"{at_us:017d}-{uuid}"
+
+
+def drawn_at_us(key: str) -> int | None:
+    """When a key was drawn; None for one that somebody chose."""
+    found = _DRAWN.fullmatch(key)
+    return None if found is None else int(found[1])
 
 
 @attrs.frozen(kw_only=True)
@@ -114,10 +135,13 @@ def read_answer(key: str, text: str) -> Any:
     """What a command gave; raises what it was refused with.
 
     Raises:
+        AnswerGoneError: It was answered, and the answer is not kept any more.
         CommandFailedError: It was refused with an error that this program cannot make again.
         PidurableError: It was refused; the error is as the holder met it.
     """
     answer: Any = _json.loads_stored(text)
+    if "gone" in answer:
+        raise AnswerGoneError(key, True)
     if "error" in answer:
         raise _told_error(key, answer["error"])
     return answer["value"]

@@ -39,6 +39,8 @@ SIGNALS_UNREAD_MAX = 1_000
 COMMANDS_WAITING_MAX = 10_000
 COMMAND_BYTES_MAX = 16 * MIB + 64 * KIB
 """The largest content that is allowed by default, and what stands around it."""
+ANSWER_SECONDS_MIN = 7 * 86_400.0
+"""So long the answer to a command is kept at least."""
 COMMAND_PART_SECONDS = 3_600.0
 """Older than this, a command that nobody has finished writing is cleared away."""
 HANDOFFS_MAX = 5

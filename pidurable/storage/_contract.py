@@ -65,6 +65,7 @@ class Op(enum.IntEnum):
     SUBMISSION_DELETE = 34  # (submission,)
     DOCUMENT_DELETE = 35  # (document,): the row alone; its revisions have a delete of their own
     BLOB_DELETE = 36  # (sha256 hex,): if there is one
+    COMMAND_DELETE = 37  # (command id,): if there is one
 
 
 class ConversationRow(NamedTuple):

@@ -71,6 +71,7 @@ _COLUMNS: dict[Op, _Columns] = {
     Op.SUBMISSION_DELETE: _plain(submission=int),
     Op.DOCUMENT_DELETE: _plain(document=int),
     Op.BLOB_DELETE: _plain(sha256=str),
+    Op.COMMAND_DELETE: _plain(id=str),
     Op.BLOB: (("sha256", (str,)), ("bytes", (bytes, bytearray, memoryview))),
 }
 

@@ -443,6 +443,9 @@ class Writer:
     def input_delete(self, row: tuple[Any, ...]) -> None:
         self.undo.delete(self.data.inputs, row[0])
 
+    def command_delete(self, row: tuple[Any, ...]) -> None:
+        self.undo.delete(self.data.commands, row[0])
+
     def conversation_delete(self, values: tuple[Any, ...]) -> None:
         row: ConversationRow = self._gone(self.data.conversations, values[0], "conversation")
         self.undo.remove(self.data.conversations_by_owner, row.owner, row.id)

@@ -86,6 +86,7 @@ WRITES: dict[Op, str] = {
     Op.SUBMISSION_DELETE: "delete from submissions\nwhere id = ?",
     Op.DOCUMENT_DELETE: "delete from documents\nwhere id = ?",
     Op.BLOB_DELETE: "delete from blobs\nwhere sha256 = ?",
+    Op.COMMAND_DELETE: "delete from commands\nwhere id = ?",
 }
 
 EXACT = frozenset(

@@ -31,6 +31,7 @@ from pidurable.records._limits import PASS_RECORDS_MAX
 from pidurable.session._removals import Removal
 from pidurable.session._seams import logger
 from pidurable.storage import Op, RemovalRow
+from pidurable.tasks._gc_answers import answers_before_us, old_answers
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
 from pidurable.tasks._gc_pace import Pace
 from pidurable.tasks._gc_report import GcReport, cutoff, make_report, to_us
@@ -75,7 +76,8 @@ class Collector:
         before_us = to_us(before)
         async with self._turn:
             if dry_run:
-                survey = Survey(self._raw, before_us=before_us, keep=keep)
+                now_us = self._session.clock.now_us()
+                survey = Survey(self._raw, now_us=now_us, before_us=before_us, keep=keep)
                 await self._drive(survey.steps(), lambda _: None)
                 return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
             tally, kept = Tally(), dict[str, int]()
@@ -86,6 +88,7 @@ class Collector:
                 # What ended before the cutoff has no other documents left from here on.
                 await self._remove_retired(tally)
                 await self._remove_trees(tally, kept, before_us=before_us, keep=keep)
+                await self._remove_pieces(self._old_answers(before_us), tally)
                 await self._sweep(tally)
             pages = await self._reclaim()
             return make_report(tally, dry_run=False, before=before, kept=kept, pages=pages)
@@ -110,6 +113,10 @@ class Collector:
             logger.warning("the removal of trees that was begun earlier stopped: %s", error)
             return
         logger.info("finished the removal of %d trees that was begun earlier", tally.trees)
+
+    def _old_answers(self, before_us: int) -> Iterator[Piece | None]:
+        now_us = self._session.clock.now_us()
+        return old_answers(self._raw, before_us=answers_before_us(now_us, before_us))
 
     def _new_rows(self) -> Rows:
         # In the loop: some clocks can be read nowhere else, and rows are made in a thread.

@@ -33,6 +33,8 @@ class GcReport:
     """With retired ones that no tree went with."""
     blobs: int
     """Bytes that nothing referred to any more."""
+    answers: int = 0
+    """To commands of other processes, that were given long ago; see `Harness.gc`."""
     bytes: int
     """Of all values that went, as they were stored, without what the store needs around them."""
     kept: Mapping[str, int]

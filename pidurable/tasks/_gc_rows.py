@@ -41,6 +41,7 @@ class Tally:
     submissions: int = 0
     documents: int = 0
     blobs: int = 0
+    answers: int = 0
     bytes: int = 0
 
     def add(self, other: Tally) -> None:

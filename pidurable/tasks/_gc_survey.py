@@ -12,7 +12,8 @@ from collections.abc import Generator, Iterator
 from typing import Any, ClassVar
 
 from pidurable.session._removals import Removal
-from pidurable.storage import RECORDS, Op, RecordKind, Storage
+from pidurable.storage import RECORDS, CommandRow, Op, RecordKind, Storage
+from pidurable.tasks._gc_answers import answers_before_us, is_old_answer, old_answers
 from pidurable.tasks._gc_blobs import blob_windows, keep_referenced
 from pidurable.tasks._gc_rows import Piece, Rows, Tally, is_unreadable, retired_documents
 from pidurable.tasks._gc_trees import Group, TreeWalk, read_awaited, tree_below
@@ -71,12 +72,13 @@ class _Gone:
 class Survey:
     """One dry run."""
 
-    def __init__(self, storage: Storage, *, before_us: int, keep: bool) -> None:
+    def __init__(self, storage: Storage, *, now_us: int, before_us: int, keep: bool) -> None:
         """Look at a storage that shows large values as they are stored, by reference."""
         self.tally = Tally()
         self.kept: dict[str, int] = {}
         self._storage = storage
         self._before_us = before_us
+        self._answers_before_us = answers_before_us(now_us, before_us)
         self._keep = keep
         self._swept = False
         """Whether all retired documents were counted."""
@@ -118,12 +120,21 @@ class Survey:
                 yield from self._count(group, keep=self._keep, swept=True)
             yield None
         self._gone.sort()
+        for piece in old_answers(storage, before_us=self._answers_before_us):
+            if piece is not None:
+                self._note(piece)
+            yield None
         for window in blob_windows(storage):
             if window is not None:
-                yield from keep_referenced(storage, window, skip=self._gone.is_of)
+                yield from keep_referenced(storage, window, skip=self._would_be_gone)
                 tally.blobs += len(window)
                 tally.bytes += sum(window.values())
             yield None
+
+    def _would_be_gone(self, kind: RecordKind, row: tuple[Any, ...]) -> bool:
+        if kind is RecordKind.COMMAND:
+            return is_old_answer(CommandRow(*row), before_us=self._answers_before_us)
+        return self._gone.is_of(kind, row)
 
     def _go_on_with_marked(self) -> Generator[None, None, set[int]]:
         """Count what is left of trees that are being removed."""

@@ -149,7 +149,21 @@ def what_is_deleted_must_be_there(store: Store) -> None:
         raises(InternalError, store.write, (Op.ENTRY_DELETE, (2,)), (op, (99,)))
     equal(ids(storage.entries(1)), [2])
     # Of these there may be none.
-    store.write((Op.INPUT_DELETE, (3,)), (Op.BLOB_DELETE, ("00",)))
+    store.write((Op.INPUT_DELETE, (3,)), (Op.BLOB_DELETE, ("00",)), (Op.COMMAND_DELETE, ("c",)))
+
+
+@conformance_case
+def an_answer_is_replaced_by_deleting_it_first(store: Store) -> None:
+    """In one batch, in order; what is deleted is found under no name, and leaves no other out."""
+    storage = store.hold()
+    store.write(command("a"), command("b"), command(""))
+    store.write((Op.COMMAND_DELETE, ("a",)), (Op.COMMAND_DELETE, ("",)), command("a", "7"))
+    equal(storage.command(""), None)
+    found = [storage.command(id) for id in ("a", "b")]
+    equal([row and row.answer for row in found], ["7", "null"])
+    equal([row[0] for row in storage.scan(RecordKind.COMMAND)], ["a", "b"])
+    raises(InternalError, store.write, (Op.COMMAND_DELETE, ("b",)), command("a"))
+    equal(storage.command("b"), found[1])
 
 
 @conformance_case

@@ -31,6 +31,7 @@ from pidurable import (
 )
 from pidurable.agent._script import Step
 from pidurable.errors import (
+    AnswerGoneError,
     CommandFailedError,
     InvalidArgumentError,
     NotFoundError,
@@ -51,7 +52,7 @@ from pidurable.records._commands import (
     read_answer,
 )
 from pidurable.session._seams import InlineBlocking, TrioClock
-from pidurable.storage import MemoryStorage, SqliteStorage
+from pidurable.storage import MemoryStorage, RecordKind, SqliteStorage
 from pidurable.testing import Fault, FaultyStorage
 
 
@@ -548,6 +549,108 @@ async def test_a_collection_is_answered_at_its_end(store: Store, autojump_clock:
     assert again == report
     assert "microseconds" in store.answer()["error"]["message"]
     assert store.base.command_box.find("k") is None
+
+
+WEEK = timedelta(days=7)
+US = timedelta(microseconds=1)
+
+
+@asynccontextmanager
+async def _with_old_answers(store: Store) -> AsyncIterator[tuple[Harness, Client, TrioClock, int]]:
+    """A holder that gave two answers eight days ago, one under a chosen key, and who asked."""
+    async with store.open() as harness:
+        clock = harness.session.clock
+        assert isinstance(clock, TrioClock)
+        client = Client(store.base.reopen(), blocking=InlineBlocking(), clock=clock)
+        root = await harness.root(agent=AgentChange(model=MODEL))
+        task = await root.create_task(Patient, "x")
+        await client.fork(root.id, key="chosen", timeout=5)
+        yield harness, client, clock, task
+
+
+async def test_answers_go_with_a_collection_once_nobody_waits_for_them(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """After a week, whatever age is given; of a chosen key it is remembered that it was used."""
+    async with _with_old_answers(store) as (harness, client, clock, _):
+        with pytest.raises(UnknownTaskError):
+            await client.signal(10**6, "b", timeout=5)
+        rows = len(harness.session.storage.scan(RecordKind.COMMAND))
+        clock.step_us += (WEEK - timedelta(minutes=1)) // US
+        kept = await harness.gc(older_than=timedelta(0))
+        assert len(harness.session.storage.scan(RecordKind.COMMAND)) == rows == 2
+        clock.step_us += timedelta(minutes=2) // US
+        fresh = await client.fork((await harness.root()).id, key="fresh", timeout=5)
+        told = await harness.gc(older_than=timedelta(0), dry_run=True)
+        gone = await harness.gc(older_than=timedelta(0))
+        again = await harness.gc(older_than=timedelta(0))
+        left = [row[0] for row in harness.session.storage.scan(RecordKind.COMMAND)]
+        late = await client.fork((await harness.root()).id, key="fresh", timeout=5)
+
+    assert (kept.answers, told.answers, gone.answers, again.answers) == (0, 2, 2, 0)
+    assert told.bytes == gone.bytes
+    assert left == ["", "chosen", "fresh"]
+    assert late == fresh
+
+
+async def test_a_late_asker_is_told_and_nothing_is_applied_again(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """Stopped for longer than answers are kept: neither client nor holder does it once more."""
+    async with _with_old_answers(store) as (harness, client, clock, _):
+        root = (await harness.root()).id
+        drawn = client._draw_key()
+        await client.fork(root, key=drawn, timeout=5)
+        behind = Client(store.base.reopen(), blocking=InlineBlocking(), clock=TrioClock())
+        clock.step_us += timedelta(days=8) // US
+        await harness.gc(older_than=timedelta(0))
+
+        def forks() -> int:
+            return len(harness.session.storage.scan(RecordKind.CONVERSATION))
+
+        before = forks()
+        for key, words in (("chosen", "was answered long ago"), (drawn, "older than any answer")):
+            with pytest.raises(AnswerGoneError, match=words):
+                await client.fork(root, key=key, timeout=5)
+            # Handed in all the same, by somebody who has asked before it was gone.
+            store.hand_in("fork", id=key, conversation=root)
+            await trio.sleep(1)
+            assert store.base.command_box.find(key) is None
+        with pytest.raises(RequestIdConflictError):
+            await client.fork(root, fork_key="other", key="chosen", timeout=5)
+        with pytest.raises(AnswerGoneError, match="a clock that is far behind"):
+            await behind.fork(root, timeout=5)
+        with pytest.raises(AnswerGoneError):
+            await client.withdraw(behind._draw_key())
+        assert forks() == before
+        await client.fork(root, timeout=5)
+        assert forks() == before + 1
+
+
+async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """It handed in, was stopped, and looks when nothing of it is left: not "withdrawn"."""
+    async with _with_old_answers(store) as (harness, client, clock, task):
+        key = client._draw_key()
+        told: list[BaseException] = []
+
+        async def ask() -> None:
+            try:
+                await client.abort_task(task, key=key, timeout=5)
+            except PidurableError as error:
+                told.append(error)
+
+        look, client._look = client._look, lambda *_: None  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(1)
+            assert harness.session.storage.command(key) is not None
+            clock.step_us += timedelta(days=8) // US
+            await harness.gc(older_than=timedelta(0))
+            assert harness.session.storage.command(key) is None
+            client._look = look  # type: ignore[method-assign]
+    assert [type(error) for error in told] == [AnswerGoneError]
 
 
 # C024

@@ -29,6 +29,7 @@ EXAMPLES: dict[str, list[PidurableError]] = {
         errors.AlreadyDecidedError(12, "granted", None, "ann"),
         errors.AlreadyDecidedError(12, "closed", "aborted"),
     ],
+    "AnswerGoneError": [errors.AnswerGoneError("k", True), errors.AnswerGoneError("k", False)],
     "CommandFailedError": [errors.CommandFailedError("k", "OSError", "no space left")],
     "CommitBodyTimeoutError": [
         errors.CommitBodyTimeoutError(10.0, "task 7"),
@@ -180,7 +181,7 @@ def test_an_error_says_its_facts(cls: type[PidurableError], error: PidurableErro
 
     assert text
     assert "\n" not in text
-    for_programs = {"kind", "retry_after", "json", "epoch", "current", "cause"}
+    for_programs = {"kind", "retry_after", "json", "epoch", "current", "cause", "answered"}
     for field in attrs.fields(cls) if attrs.has(cls) else ():
         value = getattr(error, field.name)
         if field.name in for_programs or value in (None, "", 0):

@@ -234,6 +234,7 @@ WRITES: dict[Op, list[tuple[Any, ...]]] = {
     Op.SUBMISSION_DELETE: [(FAR + 1,)],
     Op.DOCUMENT_DELETE: [(FAR + 1,)],
     Op.BLOB_DELETE: [(f"x{FAR + 1}",)],
+    Op.COMMAND_DELETE: [("w",)],
 }
 
 

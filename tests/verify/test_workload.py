@@ -78,7 +78,7 @@ def test_the_workload_writes_rows_of_every_kind(monkeypatch: pytest.MonkeyPatch)
     # What only retention and commands from outside write has workloads of its own.
     elsewhere = {"COMMAND", "STUB", "REMOVAL", "REMOVAL_DELETE", "TASK_DELETE"}
     elsewhere |= {f"{name}_DELETE" for name in ("CONVERSATION", "ENTRY", "SUBMISSION", "DOCUMENT")}
-    elsewhere |= {"INPUT_DELETE", "BLOB_DELETE"}
+    elsewhere |= {"INPUT_DELETE", "BLOB_DELETE", "COMMAND_DELETE"}
     assert {op.name for op in Op} - {op.name for op in seen} <= elsewhere
 
 

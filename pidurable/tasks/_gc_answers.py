@@ -1,0 +1,61 @@
+"""Answers to commands from outside that nobody can ask for any more.
+
+An answer stays for at least a week, whatever the age that a collection is given: an outsider may be
+stopped for long. Then it goes, and "applied once" holds all the same:
+
+* a key that was drawn for its command says when that was. Before the first such answer goes, the
+  horizon is stored, a moment that only grows, and from then on no command is applied whose key was
+  drawn before it and that has no answer;
+* of any other key the row stays, without its answer, so that the key is known for ever, as request
+  ids and keys of tasks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pidurable.records._commands import GONE, HORIZON, drawn_at_us
+from pidurable.records._limits import ANSWER_SECONDS_MIN
+from pidurable.storage import CommandRow, Op, RecordKind, Storage
+from pidurable.tasks._gc_rows import Piece, Write, stored_size
+from pidurable.tasks._gc_trees import PAGE
+
+
+def answers_before_us(now_us: int, before_us: int) -> int:
+    """The moment before which something must have been answered to go."""
+    return min(before_us, now_us - int(ANSWER_SECONDS_MIN * 1_000_000))
+
+
+def old_answers(storage: Storage, *, before_us: int) -> Iterator[Piece | None]:
+    """Give what goes, a piece for each answer, with the horizon in front of them.
+
+    Args:
+        storage: The store.
+        before_us: From `answers_before_us`.
+    """
+    known = storage.command(HORIZON)
+    raised = known is not None and known.at_us >= before_us
+    after: tuple[str] | None = None
+    while rows := storage.scan(RecordKind.COMMAND, after=after, limit=PAGE):
+        after = (rows[-1][0],)
+        for row in map(CommandRow._make, rows):
+            drawn_us = drawn_at_us(row.id)
+            if not is_old_answer(row, before_us=before_us):
+                continue
+            if drawn_us is not None and not raised:
+                raised = True
+                mark = CommandRow(HORIZON, "horizon", "", GONE, 0, before_us)
+                yield Piece([(Op.COMMAND_DELETE, (HORIZON,)), (Op.COMMAND, mark)], "", 0, 0)
+            writes: list[Write] = [(Op.COMMAND_DELETE, (row.id,))]
+            if drawn_us is None:
+                writes.append((Op.COMMAND, row._replace(answer=GONE)))
+            yield Piece(writes, "answers", 1, stored_size(row.answer))
+        yield None
+
+
+def is_old_answer(row: CommandRow, *, before_us: int) -> bool:
+    """Whether an answer goes. One whose key was drawn by a clock that is ahead has to wait."""
+    if row.id == HORIZON or row.answer == GONE or row.at_us >= before_us:
+        return False
+    drawn_us = drawn_at_us(row.id)
+    return drawn_us is None or drawn_us < before_us
