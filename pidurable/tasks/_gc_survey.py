@@ -120,9 +120,9 @@ class Survey:
                 yield from self._count(group, keep=self._keep, swept=True)
             yield None
         self._gone.sort()
-        for piece in old_answers(storage, before_us=self._answers_before_us):
-            if piece is not None:
-                self._note(piece)
+        for found in old_answers(storage, before_us=self._answers_before_us):
+            if found is not None:
+                self._note(found)
             yield None
         for window in blob_windows(storage):
             if window is not None:
