@@ -29,13 +29,8 @@ if TYPE_CHECKING:
     from pidurable.agent._services import AgentServices
 
 # Raised through a tool by its own call: not its fault, and not its result.
-_OURS = (
-    AbortRequestedError,
-    InvocationEndedError,
-    SessionClosedError,
-    SessionPoisonedError,
-    StorageRefusedError,
-)
+_OURS = (AbortRequestedError, InvocationEndedError)
+_OF_A_STORE = (SessionClosedError, SessionPoisonedError, StorageRefusedError)
 
 
 async def invoke(
@@ -95,12 +90,16 @@ def _passes(raised: BaseException, services: AgentServices) -> bool:
     Neither is it where a read of the store failed that the tool needed, as when it asks another
     agent: the task is tried again, as any task is, by what the tool says of its being repeated.
     """
-    if storage_trouble(raised, services.session.storage.store) is not None:
+    store = services.session.storage.store
+    if storage_trouble(raised, store) is not None:
         return True
     every = leaves(raised)
     if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in every):
         return True
     if any(isinstance(leaf, _OURS) for leaf in every):
+        return True
+    # Another store that a tool works with is its own business.
+    if any(isinstance(leaf, _OF_A_STORE) and leaf.store == store for leaf in every):
         return True
     # A cancellation that nobody asked for is an error like any other; without this look the call
     # would be taken for one that is being stopped, and never end.

@@ -23,7 +23,12 @@ from agent_world import (
 from trio.testing import MockClock
 
 from pidurable.agent._script import ScriptedCall, Step, When
-from pidurable.errors import OutcomeUnknownError, SessionPoisonedError
+from pidurable.errors import (
+    OutcomeUnknownError,
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
 from pidurable.harness._open import Harness
 from pidurable.records._limits import OUTPUT_BYTES_MAX, Settings
 from pidurable.records._messages import (
@@ -278,6 +283,10 @@ class OddBase(BaseException):
         (GeneratorExit(), "GeneratorExit"),
         (RecursionError("deep"), "RecursionError"),
         (trio.TooSlowError(), "TooSlowError"),
+        # Of a store that the tool has opened itself.
+        (SessionClosedError("elsewhere.sqlite"), "elsewhere.sqlite is closed"),
+        (SessionPoisonedError("elsewhere.sqlite", "an error"), "elsewhere.sqlite is unusable"),
+        (StorageRefusedError("elsewhere.sqlite", "full"), "elsewhere.sqlite"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
