@@ -411,7 +411,9 @@ def _waiting(facts: Facts, row: TaskRow) -> Look:
         return Look(code="waiting", text="waits for something that the store does not name")
     parts: list[str] = []
     needs: tuple[int, ...] = ()
-    for id in wait.others[:LOOKS_MAX]:
+    # Past the deadline nobody can answer any more.
+    over = wait.deadline_us is not None and wait.deadline_us <= facts.now_us
+    for id in () if over else wait.others[:LOOKS_MAX]:
         asked = facts.asks(id)
         if asked is not None:
             text, remedy = asked
@@ -438,6 +440,9 @@ def _waiting(facts: Facts, row: TaskRow) -> Look:
         text = "waited, and what it waited for is there"
         if look is not None:
             return attrs.evolve(look, text=f"{text}, but {look.text}")
+        turn = facts.turn(row)
+        if turn.code == "not_started":
+            return attrs.evolve(turn, text=f"{text}; it {turn.text}")
         return Look(code="waiting", text=f"{text}; it wakes in a moment")
     text = f"waits {' or '.join(parts)}" if parts else "waits for nothing that could come"
     # Of several conditions the tasks are the ones that can be looked into: they come last.

@@ -237,13 +237,19 @@ async def test_a_yes_at_the_moment_of_expiry_is_refused(autojump_clock: MockCloc
     # Nothing runs here: the call is found parked, and its time has passed meanwhile.
     async with world.open() as harness:
         left = (request.expires_us - harness.session.clock.now_us()) / 1e6
+        before = str(harness.explain(request.task))
         await trio.sleep(left)
+        after = str(harness.explain(request.task))
         with pytest.raises(AlreadyDecidedError, match="is expired"):
             await harness.decide(request.id, Once())
         harness.start()
         await rest()
         assert (await harness.permission(request.id)).state == "expired"
     assert world.ledger == []
+    assert "waits for a person" in before
+    # Whom it waited for can do nothing any more.
+    assert "waits for a person" not in after
+    assert "has not been started" in after
 
 
 # C057
