@@ -19,7 +19,7 @@ from session_support import (
     new_conversation,
     open_test_session,
 )
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable import patch
 from pidurable.errors import (
@@ -420,7 +420,7 @@ async def test_watches_begin_anywhere_on_a_store_with_threads(tmp_path: Path) ->
                 await trio.lowlevel.checkpoint()
 
 
-async def test_a_failed_batch_shows_nothing() -> None:
+async def test_a_failed_batch_shows_nothing(mock_clock: MockClock) -> None:
     """A batch that is refused gives no frame, neither of its first nor of its last member."""
     storage = FaultyStorage(MemoryStorage(), [Fault.refuse(at=3)])
     settings = Settings(storage_retry_seconds=0.0)

@@ -1,4 +1,8 @@
-"""The commit line: atomic, invisible until durable, in order, and certain about what is stored."""
+"""The commit line: atomic, invisible until durable, in order, and certain about what is stored.
+
+A batch closes after 20 ms of bodies, which a loaded machine may take at any moment. Where a test
+counts on one batch its clock stands still (`mock_clock`).
+"""
 
 from __future__ import annotations
 
@@ -120,7 +124,7 @@ async def test_who_read_staged_state_is_answered_with_the_batch() -> None:
         assert sorted(answers) == ["created", "failed", f"saw {last_id()}"]
 
 
-async def test_a_reader_of_a_batch_that_fails_gets_its_error() -> None:
+async def test_a_reader_of_a_batch_that_fails_gets_its_error(mock_clock: MockClock) -> None:
     """A read-only and a failing body get the error of the batch whose state they read."""
     storage = FaultyStorage(MemoryStorage())
     settings = Settings(storage_retry_seconds=0)
@@ -171,7 +175,7 @@ async def test_an_exception_rolls_back_and_leaves_as_it_is() -> None:
         assert stored_notes(storage, conversation) == ["kept"]
 
 
-async def test_a_failing_body_leaves_its_neighbours_alone() -> None:
+async def test_a_failing_body_leaves_its_neighbours_alone(mock_clock: MockClock) -> None:
     """In one batch, a body that raises leaves no trace and the others are stored."""
     storage = Batches(MemoryStorage())
     async with open_test_session(storage) as session:
@@ -253,7 +257,7 @@ async def test_a_body_runs_in_the_context_of_its_caller() -> None:
         assert sorted(seen) == [(f"{n}", f"{n}") for n in range(5)]
 
 
-async def test_whoever_is_runnable_joins_before_the_flush() -> None:
+async def test_whoever_is_runnable_joins_before_the_flush(mock_clock: MockClock) -> None:
     """Commits of tasks that are runnable at the same time share one flush."""
     storage = Batches(MemoryStorage())
     async with open_test_session(storage) as session:
@@ -438,7 +442,7 @@ async def test_a_body_that_swallowed_a_failed_read_does_not_commit() -> None:
         await commit_note(session, conversation, "and the session goes on")
 
 
-async def test_two_bodies_of_a_batch_cannot_claim_one_key() -> None:
+async def test_two_bodies_of_a_batch_cannot_claim_one_key(mock_clock: MockClock) -> None:
     """A unique key that an earlier body of the batch has claimed is refused, that body's stays."""
     async with open_test_session(MemoryStorage()) as session:
         outcomes: list[object] = []
@@ -778,7 +782,7 @@ async def test_numbers_are_never_used_twice(durability: str) -> None:
     assert stored == sorted(set(stored))
 
 
-async def test_a_batch_is_flushed_if_one_of_its_members_is() -> None:
+async def test_a_batch_is_flushed_if_one_of_its_members_is(mock_clock: MockClock) -> None:
     """Progress alone is not flushed; together with one flushed commit it is."""
     storage = Batches(MemoryStorage())
     async with open_test_session(storage) as session:

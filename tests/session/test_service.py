@@ -307,7 +307,9 @@ async def test_a_checkpoint_that_the_close_overtakes_is_not_reported(
     assert caplog.text == ""
 
 
-async def test_commits_share_a_flush_in_the_writer_thread(tmp_path: Path) -> None:
+async def test_commits_share_a_flush_in_the_writer_thread(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
     """With a real thread and file, whoever comes while a batch is held shares the next one."""
     storage = FaultyStorage(SqliteStorage(tmp_path / "session.sqlite"))
     async with open_test_session(storage, blocking=ThreadBlocking()) as session:

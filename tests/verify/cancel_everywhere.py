@@ -96,7 +96,8 @@ class Run:
 
     def play(self) -> None:
         """Run W, cancelled; let it go on; look at what is left."""
-        threads, files = threading.active_count(), _open_files()
+        gc.collect()  # what others dropped is closed by now, or else in the middle of this
+        threads, files = set(threading.enumerate()), _open_files()
         canceller = _Canceller(self.at)
         with quiet():
             trio.run(
@@ -110,8 +111,9 @@ class Run:
             if self.whole:
                 trio.run(self._again, clock=MockClock(autojump_threshold=0))
         gc.collect()
-        if threading.active_count() != threads:
-            self.problems.append(f"threads are left: {threading.enumerate()}")
+        # Idle ones from before may have ended meanwhile.
+        if left := set(threading.enumerate()) - threads:
+            self.problems.append(f"threads are left: {left}")
         if _open_files() != files:
             self.problems.append(f"{_open_files() - files} files are left open")
         if (found := dump_workload(self.path)) != EXPECTED_END:
