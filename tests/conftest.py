@@ -86,8 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and thousands of collected tests to no garbage collection of a test."""
+    """Leave modules and thousands of collected tests to no garbage collection of a test.
+
+    Nor is it a test's business: what depends on it collects by itself.
+    """
     gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+import attrs
 import trio
 
 from pidurable.agent._script import ScriptedCall, Step
@@ -52,6 +53,16 @@ def odd_tool(body: Any, **options: Any) -> Tool[..., Any]:
         return await body(call)
 
     return odd
+
+
+_SCHEMAS: dict[str, Any] = {}
+
+
+def _kept(made: Tool[..., Any]) -> Tool[..., Any]:
+    """A tool of every world, with its schema from the first one: to build it takes a while."""
+    if made.name not in _SCHEMAS:
+        _SCHEMAS[made.name] = made._arguments
+    return attrs.evolve(made, given=_SCHEMAS[made.name])
 
 
 class _Ends:
@@ -103,7 +114,7 @@ class World:
 
     def install(self, *tools: Tool[..., Any], **parts: Any) -> None:
         """Install tools, besides the ledger tools that every world has."""
-        own = [self._once(), self._safe(), self._slow(), self._subagent()]
+        own = [_kept(each) for each in self._tools()]
         given = {each.name for each in tools}
         kept = [each for each in own if each.name not in given]
         self.registry.install(Extension("world", tools=[*kept, *tools], **parts))
@@ -130,6 +141,9 @@ class World:
             yield harness
 
     # --- tools that leave traces -------------------------------------------------------------
+
+    def _tools(self) -> list[Tool[..., Any]]:
+        return [self._once(), self._safe(), self._slow(), self._subagent()]
 
     def _once(self) -> Tool[..., Any]:
         world = self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from agent_world import FreezeAt, World, check_transcript, conversations, verify
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -152,19 +153,36 @@ async def play(answers: list[Step], actions: list[tuple[str, Any]]) -> None:
         assert live == []
 
 
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(
+PROGRAMS = given(
     answers=st.lists(ANSWERS, min_size=1, max_size=4),
     actions=ACTIONS,
     order=st.random_module(),
 )
+UNHURRIED = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+@settings(UNHURRIED, max_examples=40)
+@PROGRAMS
 def test_no_program_of_a_host_leaves_the_loop_stuck(
     answers: list[Step], actions: list[tuple[str, Any]], order: Any
 ) -> None:
     """Submits of each mode, aborts, crashes and odd answers: no refusal, and all comes to rest."""
     # C001, C003, C065, C066
     trio.run(play, answers, actions, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.slow
+def test_many_programs_of_a_host_leave_the_loop_free(slow_run: bool) -> None:
+    """The same of several hundred programs."""
+    if not slow_run:
+        pytest.skip("takes ten seconds; run it with -m slow")
+
+    @settings(UNHURRIED, max_examples=300)
+    @PROGRAMS
+    def play_all(answers: list[Step], actions: list[tuple[str, Any]], order: Any) -> None:
+        trio.run(play, answers, actions, clock=MockClock(autojump_threshold=0))
+
+    play_all()

@@ -1,7 +1,7 @@
 """Kills at every point of a run take minutes together: the default suite has a part of them.
 
-`-m slow` runs them all, as `.ci/run` does. Every day a run of the command line, a tree of tasks and
-the demo are killed.
+`-m slow` runs them all, as `.ci/run` does. Every day a tree of tasks and the demo, whose agent is
+run by the command line, are killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-NOT_EVERY_DAY = ("test_http.py", "test_examples_killed.py")
+NOT_EVERY_DAY = ("test_http.py", "test_examples_killed.py", "test_run_killed.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("clone_runs.py")
 POINTS = ("CP1", "CP2", "CP3", "CP4", "CP5", "CP7")
 SHORT_POINTS = {"CP3", "CP7"}
@@ -100,17 +102,11 @@ def test_a_run_killed_in_the_middle_ends_as_if_nothing_had_happened(
     assert {report["kill"]["point"] for report in reports[1:]} == SHORT_POINTS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_killed_at_any_pass_ends_as_if_nothing_had_happened(
-    checkout: Path,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So it is at every pass of every point, and where the resumed process is killed as well."""
-    if "slow" not in str(request.config.getoption("-m")):
-        pytest.skip("takes a minute; run it with -m slow")
     reports = run_sweep(checkout, tmp_path, "full")
     show(reports, capsys)
 

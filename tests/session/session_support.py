@@ -28,6 +28,8 @@ from pidurable.storage import HolderClaim, MemoryStorage, SqliteStorage, Storage
 from pidurable.testing import FaultyStorage
 
 T = TypeVar("T")
+CODEC = Codec()
+"""Of every session: what a codec learns of a type takes longer than many a test."""
 
 
 @entry("test.note")
@@ -138,7 +140,7 @@ def make_session(
         takeover=takeover,
         durability=durability,
         inline=inline,
-        codec=Codec(),
+        codec=CODEC,
     )
 
 

@@ -23,6 +23,8 @@ from pidurable.tasks._open import open_runtime
 from pidurable.tasks._runtime import Runtime, StaticDefinitions
 from pidurable.testing import Fault, FaultyStorage
 
+CODEC = Codec()
+"""Of every world: what a codec learns of a type takes longer than many a test."""
 ROOT = 1
 """The id of the first conversation of every world."""
 
@@ -143,7 +145,7 @@ class World:
     def install(self, *kinds: type[Actor]) -> None:
         """Make these the installed definitions, as new objects."""
         made = [kind(self) if issubclass(kind, Actor) else kind() for kind in kinds]
-        self.definitions = StaticDefinitions(made, Codec())
+        self.definitions = StaticDefinitions(made, CODEC)
 
     @asynccontextmanager
     async def open(
