@@ -487,6 +487,7 @@ def _add_task_abort(app: App, host: Host) -> None:
         *ids: str,
         yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
         reason: str = "user",
+        orphan: Annotated[bool, Parameter(negative="")] = False,
         store: Store = None,
         extension: Extensions = None,
         output: Output = None,
@@ -498,6 +499,7 @@ def _add_task_abort(app: App, host: Host) -> None:
             ids: Ids of tasks; `-` reads them from standard input.
             yes: Do not ask.
             reason: Stored with the abort.
+            orphan: End also what has begun and whose code is not loaded; nothing of it is undone.
         """
         from pidurable.cli._tasks import abort_tasks
 
@@ -505,7 +507,12 @@ def _add_task_abort(app: App, host: Host) -> None:
             host, store=store, extensions=extension, output=output, timeout=timeout
         )
         return run_trio(
-            functools.partial(abort_tasks, host, options, ids_of(host, ids), yes=yes, reason=reason)
+            functools.partial(
+                *(abort_tasks, host, options, ids_of(host, ids)),
+                yes=yes,
+                reason=reason,
+                orphan=orphan,
+            )
         )
 
 

@@ -7,7 +7,7 @@ nothing. `abort` holds the store until the tasks have ended, or has its live hol
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -321,9 +321,13 @@ def _outcome_facts(task: TaskRecord) -> list[tuple[str, str]]:
 
 
 async def abort_tasks(
-    host: Host, options: Options, ids: list[int], *, yes: bool, reason: str
+    host: Host, options: Options, ids: list[int], *, yes: bool, reason: str, orphan: bool = False
 ) -> int:
-    """Abort live tasks with everything below them, and wait until they have ended."""
+    """Abort live tasks with everything below them, and wait until they have ended.
+
+    What has begun is not ended without its code unless somebody wants just that (`orphan`): nobody
+    would undo what it did, and that cannot be made up for.
+    """
     if len(check_text(reason, "--reason")) > REASON_CHARS_MAX:
         raise UsageError(f"--reason must have at most {REASON_CHARS_MAX} characters")
     check_store(options.store)
@@ -331,17 +335,24 @@ async def abort_tasks(
     async with open_reader(options.store) as reader:
         tasks = [await reader.task(id) for id in ids]
         live = [task for task in tasks if task.status is not Status.TERMINAL]
-        below = {task.id: len(await reader.tree(task.id)) - 1 for task in live}
+        trees = {task.id: await reader.tree(task.id) for task in live}
+        lost = [] if orphan else await _without_code(reader, options, trees.values())
     for task in tasks:
         if task.status is Status.TERMINAL:
             host.err(f"task {task.id} has ended already: {outcome_word(task)}; nothing was done")
     if not live:
         return Exit.DONE
+    asks = not yes and host.is_terminal(host.stdin)
+    if lost and not asks:
+        raise UsageError(f"{_lost_words(lost)}; nothing was done", _LOST_HINT)
     if not yes:
-        if not host.is_terminal(host.stdin):
+        if not asks:
             raise UsageError("aborting cannot be undone and nobody can be asked", "Pass --yes")
         for task in live:
-            host.err(f"{task_line(task, host.now_us())}  ({below[task.id]} below it)")
+            below = len(trees[task.id]) - 1
+            host.err(f"{task_line(task, host.now_us())}  ({below} below it)")
+        if lost:
+            host.err((f"{_lost_words(lost)}.", _LOST_HINT), "yellow")
         if not await trio.to_thread.run_sync(host.confirm, f"abort {_count(live)}?"):
             host.err("nothing was done")
             return Exit.FAILED
@@ -349,7 +360,7 @@ async def abort_tasks(
         outcomes = await _abort_here(host, options, live, reason)
     except StorageHeldError as held:
         say_who_is_asked(host, held.pid, held.host)
-        outcomes = await _abort_there(host, options, live, reason)
+        outcomes = await _abort_there(host, options, live, reason, orphan=orphan)
     if options.output == "json":
         host.out_json([{"task": id, "status": status} for id, status in outcomes.items()])
     elif options.output == "ids":
@@ -377,7 +388,7 @@ async def _abort_here(
 
 
 async def _abort_there(
-    host: Host, options: Options, live: list[TaskRecord], reason: str
+    host: Host, options: Options, live: list[TaskRecord], reason: str, *, orphan: bool
 ) -> dict[int, str]:
     """Have the holder abort tasks, and look until they have ended; how, by task."""
     ids = [task.id for task in live]
@@ -408,8 +419,46 @@ async def _abort_there(
             return LeftError(f"interrupted; the abort of {_count(live)} is stored and goes on")
 
         found = await unless_interrupted(options, ended, leave)
+        if found is None and not orphan:
+            trees = [await reader.tree(id) for id in ids]
+            if lost := await _without_code(reader, options, trees):
+                words = (
+                    f"{_lost_words(lost)}; who held the session has left, and the abort is stored"
+                )
+                raise UsageError(words, _LOST_HINT)
     # Where nothing was found the mark is stored, but whoever was to see to it is gone.
     return await _abort_here(host, options, live, reason) if found is None else found
+
+
+_LOST_HINT = "Name its extension with -e, or pass --orphan to end it as it is"
+
+
+async def _without_code(
+    reader: Reader, options: Options, trees: Iterable[list[TreeRow]]
+) -> list[TaskRecord]:
+    """Live tasks that have begun and whose code is not here, where nobody else would abort them."""
+    begun = [
+        row.task
+        for rows in trees
+        for row in rows
+        if row.task is not None
+        and row.task.status is not Status.TERMINAL
+        and row.task.started_us is not None
+        and not row.task.kind.startswith("pi.")
+    ]
+    if not begun or await live_holder(reader) is not None:
+        return []
+    snapshot = _sessions.load_registry(options).snapshot
+    return [task for task in begun if snapshot.definition(task.kind) is None]
+
+
+def _lost_words(lost: list[TaskRecord]) -> str:
+    first = lost[0]
+    more = f", and {len(lost) - 1} more like it" if len(lost) > 1 else ""
+    return (
+        f"task {first.id} ({clean_line(first.kind, chars_max=60)}) has begun and its "
+        f"code is not loaded here, so that nothing would undo what it did{more}"
+    )
 
 
 def _count(live: list[TaskRecord]) -> str:

@@ -436,6 +436,34 @@ def test_abort_ends_a_task_and_says_so(command, script) -> None:
     assert command("resume").code == 0
 
 
+def test_abort_ends_nothing_without_its_code_unless_told_so(command, tmp_path: Path) -> None:
+    """What has begun would be undone by nobody: it is said before, and `--orphan` is the way."""
+    (tmp_path / "two.py").write_text(TWO)
+    (tmp_path / "m.yaml").write_text("- calls: [{name: spawn, arguments: {}}]\n")
+    extension = ("-e", str(tmp_path / "two.py"))
+    command("run", "x", "--script", "m.yaml", *extension, "--timeout", "1")
+    (first, second) = command(
+        "task", "list", "--kind", "two.slow", "--live", "-o", "ids"
+    ).out.split()
+    effects = (tmp_path / "effects").read_text()
+
+    refused = command("task", "abort", first, "--yes")
+    left = command("task", "list", "--kind", "two.slow", "--live", "-o", "ids").out.split()
+    no = command("task", "abort", first, stdin="n\n", terminal=True)
+    orphaned = command("task", "abort", first, "--yes", "--orphan")
+    asked = command("task", "abort", second, stdin="y\n", terminal=True)
+
+    assert refused.code == 2
+    assert f"task {first} (two.slow) has begun and its code is not loaded here" in refused.err
+    assert "nothing was done" in refused.err
+    assert "Name its extension with -e, or pass --orphan" in refused.err
+    assert left == [first, second]
+    assert "its code is not loaded here" in no.err
+    assert (orphaned.code, orphaned.out) == (0, f"task {first} orphaned\n")
+    assert (asked.code, asked.out) == (0, f"task {second} orphaned\n")
+    assert (tmp_path / "effects").read_text() == effects
+
+
 # C006
 def test_abort_starts_no_other_work(command, tmp_path: Path) -> None:
     """While one task is aborted, what else a dead process left stands still."""
