@@ -508,7 +508,10 @@ def _add_task_abort(app: App, host: Host) -> None:
         )
         return run_trio(
             functools.partial(
-                *(abort_tasks, host, options, ids_of(host, ids)),
+                abort_tasks,
+                host,
+                options,
+                ids_of(host, ids),
                 yes=yes,
                 reason=reason,
                 orphan=orphan,
