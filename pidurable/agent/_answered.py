@@ -42,14 +42,16 @@ def store_deferred(
     deferred: Deferred,
     partial: PartialAnswer,
     *,
-    again: bool,
+    before: Poll | None,
 ) -> None:
     """The provider answers later: an entry says so, once, and the next poll is due."""
-    if not again:
+    if before is None:
         append_deferred(tx, ctx.conversation_id, partial.blocks(), model=at.model)
     update_doc(tx, LiveDocument, ctx.conversation_id, partial=None, retry=None)
-    until = poll_at(services.session.clock.now_us(), deferred, ctx.settings)
-    tx.wait(then=Poll(request=at, handle=deferred.handle), deadline=until)
+    now_us = services.session.clock.now_us()
+    since_us = now_us if before is None or before.since_us is None else before.since_us
+    until = poll_at(now_us, since_us, deferred, ctx.settings)
+    tx.wait(then=Poll(request=at, handle=deferred.handle, since_us=since_us), deadline=until)
 
 
 def store_answer(

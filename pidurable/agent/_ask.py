@@ -157,10 +157,34 @@ def next_try(
     return wanted, detail
 
 
-def poll_at(now_us: int, deferred: Deferred, settings: Settings) -> datetime:
-    """When to ask for an answer that was deferred: when its provider says, within reason."""
+def poll_at(now_us: int, since_us: int, deferred: Deferred, settings: Settings) -> datetime:
+    """When to ask for an answer that was deferred: when its provider says, within reason.
+
+    Args:
+        now_us: Now.
+        since_us: When it was deferred first. At the end of the time that it may take it is asked
+            for once more.
+        deferred: What the provider says.
+        settings: The bounds.
+    """
     seconds = min(deferred.poll_seconds, settings.retry_after_seconds_max)
-    return moment_after(now_us, max(seconds, POLL_SECONDS_MIN))
+    left = settings.deferred_seconds_max - (now_us - since_us) / 1e6
+    return moment_after(now_us, max(min(seconds, left), POLL_SECONDS_MIN))
+
+
+def deferred_too_long(now_us: int, since_us: int, settings: Settings) -> ModelError | None:
+    """What ends a request whose answer is deferred over and over; None where it may be still.
+
+    Args:
+        now_us: Now, when the provider has just deferred it.
+        since_us: When it did so first.
+        settings: The bound.
+    """
+    most = settings.deferred_seconds_max
+    if (now_us - since_us) / 1e6 < most:
+        return None
+    detail = f"the provider has deferred its answer for {most:g} s, the most allowed"
+    return ModelError("other", detail)
 
 
 def moment_after(now_us: int, seconds: float) -> datetime:

@@ -63,6 +63,8 @@ class Poll:
     request: Request
     handle: Any
     """By what the provider finds the request again."""
+    since_us: int | None = None
+    """When it deferred its answer first; None in stores from before that was kept."""
 
 
 @attrs.frozen(kw_only=True)

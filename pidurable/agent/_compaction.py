@@ -25,6 +25,7 @@ import attrs
 from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
+    deferred_too_long,
     moment_after,
     next_try,
     no_model,
@@ -245,13 +246,19 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         finally:
             received.close()
         if isinstance(answer, Deferred):
-            until = poll_at(session.clock.now_us(), answer, ctx.settings)
-            later = attrs.evolve(work, is_deferred=True, handle=answer.handle)
+            now_us = session.clock.now_us()
+            since_us = now_us if work.deferred_us is None else work.deferred_us
+            later = attrs.evolve(work, is_deferred=True, handle=answer.handle, deferred_us=since_us)
+            late = deferred_too_long(now_us, since_us, ctx.settings) if work.is_deferred else None
+            if late is not None:
+                await self._failed(ctx, later, part, request, received, late)
+                return
+            until = poll_at(now_us, since_us, answer, ctx.settings)
             async with ctx.commit() as tx:
                 show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
                 tx.wait(then=Retry(later), deadline=until)
             return
-        work = attrs.evolve(work, is_deferred=False, handle=None)
+        work = attrs.evolve(work, is_deferred=False, handle=None, deferred_us=None)
         if part.next is None:
             problem = summary_problem(answer, replaced_tokens=work.replaced_tokens)
         else:

@@ -46,6 +46,8 @@ class Work:
     """Whether the provider has deferred its answer to this request."""
     handle: Any = None
     """By what it then finds the request again."""
+    deferred_us: int | None = None
+    """When it deferred its answer to this request first."""
 
 
 @attrs.frozen

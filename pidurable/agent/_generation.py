@@ -22,6 +22,7 @@ from pidurable.agent._answered import store_answer, store_deferred
 from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
+    deferred_too_long,
     no_model,
     stream_answer,
 )
@@ -262,6 +263,13 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             return
         finally:
             partial.close()
+        if isinstance(answer, Deferred) and deferred is not None and deferred.since_us is not None:
+            now_us = services.session.clock.now_us()
+            late = deferred_too_long(now_us, deferred.since_us, ctx.settings)
+            if late is not None:
+                await cancel_deferred(services.models, request, answer.handle, ctx.report)
+                await request_failed(services, ctx, at, late, request, partial)
+                return
         observed: list[Observed] = []
         goes_on: Sequence[Block] | None = None
         if isinstance(answer, AssistantMessage):
@@ -274,7 +282,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             if refusal is not None:
                 refusal.keep(tx, ctx.conversation_id, at.model)
             if isinstance(answer, Deferred):
-                store_deferred(services, tx, ctx, at, answer, partial, again=deferred is not None)
+                store_deferred(services, tx, ctx, at, answer, partial, before=deferred)
             else:
                 store_answer(services, tx, ctx, answer, offered, goes_on)
 

@@ -138,6 +138,8 @@ class Settings:
     turns_max: int = attrs.field(default=200, validator=_whole(1))
     request_tries: int = attrs.field(default=5, validator=_whole(0))
     retry_after_seconds_max: float = attrs.field(default=600.0, validator=_seconds_or_none)
+    deferred_seconds_max: float = attrs.field(default=86_400.0, validator=_seconds_or_none)
+    """How long a provider that defers its answer is asked for it; `math.inf` for no end."""
     stream_silence_seconds: float = attrs.field(default=120.0, validator=_seconds)
     reserve_tokens: int = attrs.field(default=16_384, validator=_whole(0))
     """Of a model's window, kept free for the answer; at most a quarter of the window counts."""

@@ -25,6 +25,7 @@ from trio.testing import MockClock
 
 from pidurable.agent import _compaction
 from pidurable.agent._compaction import Compaction
+from pidurable.agent._documents import CompactionDocument
 from pidurable.agent._hooks import BeforeCompact, Decline, Summary
 from pidurable.agent._script import Cut, Defer, ScriptedError, Step
 from pidurable.harness._open import Harness
@@ -364,6 +365,28 @@ async def test_a_deferred_summary_that_nobody_waits_for_is_cancelled(
         await harness.wait_for_idle()
         await verify(world, harness)
 
+    assert len(world.model.cancelled) == 1
+
+
+async def test_a_summary_that_is_deferred_for_ever_is_given_up(autojump_clock: MockClock) -> None:
+    """The compaction fails when the time for a deferred answer is over; the provider is told."""
+    deferred = Step(text=GOOD, defer=Defer(polls=100, seconds=30.0))
+    settings = attrs.evolve(BLOCKING, deferred_seconds_max=100.0)
+    world = compacted("fine", summaries=[deferred], settings=settings)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await fill(harness)
+        submission = await root.submit(long(9), request_id="r9")
+        await submission.wait()
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        ended = harness.snapshot(CompactionDocument, root.id)
+
+    assert ended is not None
+    assert ended.status == "failed"
+    assert "deferred its answer for 100 s" in (ended.reason or "")
+    assert len(world.model.polls) == 4
     assert len(world.model.cancelled) == 1
 
 

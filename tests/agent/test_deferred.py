@@ -26,6 +26,7 @@ from pidurable.agent._scripted import ScriptedModel
 from pidurable.agent._services import AgentChange
 from pidurable.errors import ModelError
 from pidurable.harness._open import Harness, open_harness
+from pidurable.records._limits import Settings
 from pidurable.records._messages import AssistantMessage
 from pidurable.session._seams import InlineBlocking
 
@@ -325,3 +326,33 @@ async def test_a_turn_after_a_deferred_one_is_a_new_request(autojump_clock: Mock
 
     assert outcome.text == "done"
     assert [handle["step"] for handle in world.model.polls] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("polls", [10, 11])
+async def test_a_provider_that_defers_for_ever_ends_the_run(
+    autojump_clock: MockClock, polls: int
+) -> None:
+    """Asked for once more when the time is over, it answers, or is told that nobody waits."""
+    step = Step(text="at last", defer=Defer(polls=polls, seconds=100.0))
+    world = World(step, settings=Settings(deferred_seconds_max=1_000.0))
+
+    began = trio.current_time()
+    async with world.open() as harness:
+        await (await harness.root()).submit("go", request_id="r1")
+        await trio.sleep(250)
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        took = trio.current_time() - began
+        usage = (await harness.root()).usage()["models"][MODEL]
+        await verify(world, harness)
+
+    assert 1_000 <= took < 1_005
+    assert len(world.model.polls) == 10
+    assert usage["requests"] == 1
+    if polls == 10:
+        assert outcome.text == "at last"
+        assert world.model.cancelled == []
+        return
+    assert outcome.reason == "model_error"
+    assert "deferred its answer for 1000 s, the most allowed" in outcome.detail
+    assert world.model.cancelled == [{"step": 0, "polls": 1}]
