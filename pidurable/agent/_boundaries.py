@@ -138,7 +138,8 @@ def _place_writes(
         record = tx.submission(item["submission"])
         if record is None or record.status != "queued":
             continue
-        encoded = decode_entry(item["entry"])
+        # Where the queue was full it has the name alone.
+        encoded = decode_entry(record.content if item["entry"] is None else item["entry"])
         tx.update_submission(place_write(tx, record, encoded))
         reset = reset or encoded.head == 0
     return others, reset

@@ -78,7 +78,7 @@ from pidurable.agent._inbox import withdraw, write
 from pidurable.agent._models import Deferred, ModelRequest, Models, clean_text
 from pidurable.agent._prompt import request_characters, told_by
 from pidurable.agent._services import AgentServices
-from pidurable.errors import MissingExtraError, ModelError, NotFoundError
+from pidurable.errors import MissingExtraError, ModelError, NotFoundError, NotJsonError
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import AssistantMessage, Message, SystemMessage, Usage
 from pidurable.session._context import ModelContext
@@ -434,7 +434,8 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             "tokens_before": waiting.tokens_before,
             "tokens_after": waiting.tokens_after,
         }
-        async with ctx.commit() as tx:
+
+        def place(tx: Tx) -> None:
             if answer is not None:
                 add_usage(tx, conversation, answer.usage, model=answer.model)
             if not ctx.input.blocking:
@@ -448,8 +449,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                     head=work.cut,
                     crowds=False,
                 )
-                waiting = attrs.evolve(waiting, submission=submission)
-                self._settle(tx, ctx, waiting)
+                self._settle(tx, ctx, attrs.evolve(waiting, submission=submission))
                 return
             start = tx.context_start(conversation)
             if start is not None and work.cut < start:
@@ -459,6 +459,16 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 conversation, data, kind="pi.compaction", messages=messages, head=work.cut
             )
             self._applied(tx, ctx, waiting, entry)
+
+        try:
+            async with ctx.commit() as tx:
+                place(tx)
+        except NotJsonError as too_much:
+            # With the prompt that it repeats it is larger than a value may be.
+            reason = f"the summary cannot be stored: {too_much}"
+            charge = None if answer is None else (answer.model, answer.usage)
+            tokens = context_tokens(context)
+            await self._fail(ctx, reason, "no_summary", tokens, window, charge=charge)
 
     def _settle(self, tx: Tx, ctx: CompactionContext, waiting: Waiting) -> None:
         """Go by what became of the write that holds the summary; wait while it is queued."""

@@ -82,6 +82,7 @@ class CompactionDocument:
 class InboxDocument:
     """Input that is queued, in order of arrival: submission, mode, content or entry.
 
+    The entry is None of a summary that found the queue full; its submission holds it.
     `after` names the run that was being aborted when an input came: it starts the next one.
     """
 

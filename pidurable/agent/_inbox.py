@@ -73,6 +73,10 @@ if TYPE_CHECKING:
 
 Content = str | Sequence[Block]
 
+_KEPT_FREE_BYTES = 8 * 1024
+"""Of the queue, kept for summaries, of which it holds the name alone where it is full; at most an
+eighth of it. A hundred of them wait in that."""
+
 _LATEST_US = 2**63 - 1
 """A moment whose text is as long as any."""
 
@@ -213,7 +217,8 @@ def write(
         conversation_id: Where to.
         value, kind, messages, head, edits: The entry.
         request_id: The same one gives the same submission.
-        crowds: Whether a full inbox refuses it. What the product itself has to say is not lost.
+        crowds: Whether a full inbox refuses it. What the product itself has to say is not lost:
+            it is queued by name there.
     """
     if request_id is not None:
         request_id = check_name(request_id, "request_id")
@@ -242,8 +247,13 @@ def write(
     )
     if encoded.is_visible and read_doc(tx, LiveDocument, conversation_id)["run"] is not None:
         item = {"submission": record.id, "mode": WRITE, "entry": content}
-        if crowds:
+        try:
             _check_room(session, tx, conversation_id, item)
+        except ConversationFullError:
+            if crowds:
+                raise
+            # What it holds is with its submission all the same.
+            item["entry"] = None
         tx.put_submission(record)
         queue_item(tx, conversation_id, item)
         return record.id
@@ -323,6 +333,7 @@ def _check_room(
     if len(items) >= settings.queued_max:
         raise ConversationFullError(conversation_id, settings.queued_max)
     most = settings.document_bytes_max
+    most -= min(_KEPT_FREE_BYTES, most // 8)
     before = session.staged_doc(address_of(InboxDocument, conversation_id))
     if before is not None:
         # Queued in order: what this body has queued is newer than all that was there before it.

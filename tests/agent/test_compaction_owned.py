@@ -23,7 +23,7 @@ from compaction_world import (
 from trio.testing import MockClock
 
 from pidurable.agent._script import Step
-from pidurable.errors import InvalidArgumentError
+from pidurable.errors import ConversationFullError, InvalidArgumentError
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
 
@@ -124,6 +124,84 @@ async def test_a_summary_that_is_there_while_a_round_is_open_waits_visibly(
     text = request_text(other_requests(world)[-1])
     assert GOOD in text
     assert "it has begun" in text
+
+
+async def _filled(root: Any, size: int) -> int:
+    """Queue inputs of a size until no more fit; how many did."""
+    for number in range(1_000):
+        try:
+            await root.submit("x" * size, request_id=f"{size} {number}")
+        except ConversationFullError:
+            return number
+    raise AssertionError("the queue takes everything")
+
+
+@pytest.mark.parametrize("full_of", ["items", "bytes"])
+async def test_a_summary_is_not_lost_to_a_full_queue(
+    autojump_clock: MockClock, full_of: str
+) -> None:
+    """Nothing else has room in the queue any more: the summary waits there all the same."""
+    settings = attrs.evolve(SETTINGS, queued_max=3)
+    if full_of == "bytes":
+        settings = attrs.evolve(SETTINGS, document_bytes_max=8_000)
+    world = compacted("fine", "fine", settings=settings, window=None)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await talk(harness, 6)
+        world.model._script = _calling(world.model._script)
+        submission = await root.submit("go", request_id="go")
+        await world.reached.wait()
+        queued = 0
+        for size in (1_000, 100, 1):
+            queued += await _filled(root, size)
+        task = await root.compact()
+        await trio.sleep(1)
+        inbox = root.inbox()
+    async with world.open() as harness:
+        root = await harness.root()
+        (call,) = root.live()["calls"]
+        await harness.abort_task(call["task"])
+        settled = await (await root.submit("go", request_id="go")).wait()
+        outcome = await harness.wait_for_task(task)
+        await harness.wait_for_idle()
+        await verify(world, harness)
+        history = await root.history(limit=1_000)
+
+    assert submission.id == settled.id
+    assert len(inbox) == queued + 1 > 3
+    assert inbox[-1]["mode"] == "write"
+    assert inbox[-1]["entry"] is None
+    assert settled.status == "done"
+    assert outcome.result.status == "applied"
+    assert [entry.id for entry in heads(history)] == [outcome.result.entry]
+    assert GOOD in request_text(other_requests(world)[-1])
+
+
+async def test_a_summary_that_cannot_be_stored_fails_and_changes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """Too large for a value with what is around it, it ends its compaction, told and charged."""
+    settings = attrs.evolve(SETTINGS, value_bytes_max=4_000)
+    world = compacted("fine", summaries=["s" * 3_950], settings=settings, window=None)
+
+    async with world.open() as harness:
+        root = await harness.root()
+        await talk(harness, 8)
+        before = root.usage()["models"]
+        outcome = await harness.wait_for_task(await root.compact())
+        ended, history = await last(harness), await root.history(limit=1_000)
+        after = root.usage()["models"]
+        later = await ask(harness, "more", "more")
+        await verify(world, harness)
+
+    assert outcome.status == "failed"
+    assert "the summary cannot be stored" in ended["reason"]
+    assert heads(history) == []
+    assert [each["requests"] for each in after.values()] == [
+        each["requests"] + 1 for each in before.values()
+    ]
+    assert later.status == "done"
 
 
 def _calling(script: Any) -> Any:

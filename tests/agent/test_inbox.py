@@ -185,9 +185,9 @@ async def test_a_queue_that_takes_too_many_bytes_refuses_too(autojump_clock: Moc
         kept = await root.submit("x" * 3_000)
         before = root.inbox(), len(await root.open_submissions())
         for size in (1_000, 5_000):
-            with pytest.raises(ConversationFullError, match=r"at most 4000,.*withdrawn"):
+            with pytest.raises(ConversationFullError, match=r"at most 3500,.*withdrawn"):
                 await root.submit("y" * size, request_id="again")
-            with pytest.raises(ConversationFullError, match="at most 4000,"):
+            with pytest.raises(ConversationFullError, match="at most 3500,"):
                 await root.write("y" * size, kind="k", head=0)
         after = root.inbox(), len(await root.open_submissions())
         outcomes = [await kept.wait()]
