@@ -18,13 +18,13 @@ from pidurable.agent._decisions import Decision, Pattern, encode_decision
 from pidurable.agent._grants import Grant
 from pidurable.agent._permissions import PermissionRequest, encode_request
 from pidurable.cli._errors import Exit, UsageError
+from pidurable.cli._forms import show_list, show_records, show_sheets
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options, check_text
 from pidurable.cli._outside import change
 from pidurable.cli._render import (
     CELL_CHARS_MAX,
     clean_line,
-    columns,
     compact_json,
     duration,
     escaped,
@@ -74,22 +74,27 @@ async def list_requests(host: Host, options: Options, *, below: int | None) -> i
             await reader.tree(below, limit=1)  # refuses what is neither a task nor a conversation
         requests = await reader.permissions(below)
         holder = await reader.holder()
-    if options.output == "json":
-        host.out_json([encode_request(request) for request in requests])
-        return Exit.DONE
-    if options.output == "ids":
-        host.out(str(request.id) for request in requests)
+    now = host.now_us()
+    header = ("ID", "RISK", "ASKS", "TOOL", "TASK", "WAITS", "EXPIRES", "WHAT")
+    if not show_list(
+        *(host, options, requests),
+        id=_id,
+        json=encode_request,
+        header=header,
+        row=lambda request: _row(request, now),
+    ):
         return Exit.DONE
     if not requests:
         host.err("nothing waits for a person")
     else:
-        now = host.now_us()
-        header = ("ID", "RISK", "ASKS", "TOOL", "TASK", "WAITS", "EXPIRES", "WHAT")
-        host.out(columns(header, [_row(request, now) for request in requests]))
         host.err(f"  next: `{options.command('approval', 'show', 'ID')}` shows all of one, then")
         host.err(f"        `{options.command('approval', 'approve', 'ID')}` or deny")
     host.err(holder_lines(holder))
     return Exit.DONE
+
+
+def _id(shown: PermissionRequest | Grant) -> int:
+    return shown.id
 
 
 def _row(request: PermissionRequest, now_us: int) -> tuple[str, ...]:
@@ -115,16 +120,13 @@ async def show_requests(host: Host, options: Options, ids: Sequence[int]) -> int
     async with open_reader(options.store) as reader:
         requests = [await _found(reader, id) for id in ids]
         holder = await reader.holder()
-    if options.output == "json":
-        shown = [encode_request(request) for request in requests]
-        host.out_json(shown[0] if len(shown) == 1 else shown)
-    elif options.output == "ids":
-        host.out(str(request.id) for request in requests)
-    else:
-        for number, request in enumerate(requests):
-            if number:
-                host.out("")
-            host.out(_sheet(request, options, host.now_us()))
+    now = host.now_us()
+    if show_sheets(
+        *(host, options, requests),
+        id=_id,
+        json=encode_request,
+        sheet=lambda request: _sheet(request, options, now),
+    ):
         host.err(holder_lines(holder))
     return Exit.DONE
 
@@ -265,15 +267,12 @@ async def decide_requests(
 def _show_decided(
     host: Host, options: Options, decided: Sequence[PermissionRequest], *, stored_here: bool
 ) -> None:
-    if options.output == "json":
-        host.out_json([encode_request(request) for request in decided])
-    elif options.output == "ids":
-        host.out(str(request.id) for request in decided)
-    else:
-        host.out(_decided_line(request) for request in decided)
-        if stored_here:
-            say_how_to_go_on(host, options)
-            _say_what_to_load(host, options, decided)
+    for_people = show_records(
+        host, options, decided, id=_id, json=encode_request, lines=_decided_line
+    )
+    if for_people and stored_here:
+        say_how_to_go_on(host, options)
+        _say_what_to_load(host, options, decided)
 
 
 def _say_what_to_load(host: Host, options: Options, decided: Sequence[PermissionRequest]) -> None:
@@ -344,15 +343,12 @@ async def list_grants(host: Host, options: Options) -> int:
     check_store(options.store)
     async with open_reader(options.store) as reader:
         grants = await reader.grants()
-    if options.output == "json":
-        host.out_json([attrs.asdict(grant) for grant in grants])
-    elif options.output == "ids":
-        host.out(str(grant.id) for grant in grants)
-    elif not grants:
+    header = ("ID", "TOOL", "RISK", "USES", "EXPIRES", "DIRECTORY", "PATTERN")
+    for_people = show_list(
+        host, options, grants, id=_id, json=attrs.asdict, header=header, row=_grant_row
+    )
+    if for_people and not grants:
         host.err("nothing is allowed for later calls")
-    else:
-        header = ("ID", "TOOL", "RISK", "USES", "EXPIRES", "DIRECTORY", "PATTERN")
-        host.out(columns(header, [_grant_row(grant) for grant in grants]))
     return Exit.DONE
 
 
@@ -390,16 +386,12 @@ async def revoke_grants(host: Host, options: Options, ids: Sequence[int]) -> int
 
 
 def _show_revoked(host: Host, options: Options, revoked: Sequence[Grant]) -> None:
-    if options.output == "json":
-        host.out_json([attrs.asdict(grant) for grant in revoked])
-    elif options.output == "ids":
-        host.out(str(grant.id) for grant in revoked)
-    else:
-        host.out(
-            f"grant {grant.id} of {clean_line(grant.tool, chars_max=64)} revoked, after "
-            f"{grant.uses} uses"
-            for grant in revoked
-        )
+    show_records(host, options, revoked, id=_id, json=attrs.asdict, lines=_revoked_line)
+
+
+def _revoked_line(grant: Grant) -> str:
+    tool = clean_line(grant.tool, chars_max=64)
+    return f"grant {grant.id} of {tool} revoked, after {grant.uses} uses"
 
 
 async def _revoke(host: Host, options: Options, id: int) -> Grant:

@@ -15,6 +15,7 @@ import trio
 
 from pidurable.cli import _sessions
 from pidurable.cli._errors import Exit, LeftError, UsageError, missing_store
+from pidurable.cli._forms import show_list, show_records, show_sheets
 from pidurable.cli._host import STDIN, Host
 from pidurable.cli._options import Options, check_text
 from pidurable.cli._outside import asked, live_holder, say_who_is_asked, unless_interrupted
@@ -22,7 +23,6 @@ from pidurable.cli._render import (
     age,
     clean,
     clean_line,
-    columns,
     compact_json,
     holder_lines,
     moment,
@@ -109,19 +109,15 @@ async def list_tasks(
             conversation=conversation, kind=kind, status=wanted, live=live, limit=limit
         )
         holder = await reader.holder()
-    if options.output == "json":
-        host.out_json([task_json(task) for task in tasks])
-    elif options.output == "ids":
-        host.out(str(task.id) for task in tasks)
-    elif tasks:
-        now = host.now_us()
-        host.out(
-            columns(
-                ("ID", "CONVERSATION", "OWNER", "KIND", "STATUS", "PHASE", "AGE"),
-                [_row(task, now) for task in tasks],
-            )
-        )
-    if options.output == "table":
+    now = host.now_us()
+    header = ("ID", "CONVERSATION", "OWNER", "KIND", "STATUS", "PHASE", "AGE")
+    if show_list(
+        *(host, options, tasks),
+        id=lambda task: task.id,
+        json=task_json,
+        header=header,
+        row=lambda task: _row(task, now),
+    ):
         if not tasks:
             host.err("no tasks match")
         elif len(tasks) == limit:
@@ -148,10 +144,8 @@ async def show_tree(host: Host, options: Options, root: int | None) -> int:
     async with open_reader(options.store) as reader:
         rows = await reader.tree(root)
         holder = await reader.holder()
-    if options.output == "json":
-        host.out_json([_tree_json(row) for row in rows])
-    elif options.output == "ids":
-        host.out(str(row.id) for row in rows)
+    if options.output != "table":
+        show_records(host, options, rows, id=lambda row: row.id, json=_tree_json, lines=str)
     else:
         host.out(tree_lines(rows, host.now_us()))
         host.err(holder_lines(holder))
@@ -170,17 +164,17 @@ async def show_tasks(host: Host, options: Options, ids: list[int]) -> int:
     check_store(options.store)
     async with open_reader(options.store) as reader:
         tasks = [await reader.task(id) for id in ids]
-        if options.output == "json":
-            shown = [task_json(task) for task in tasks]
-            host.out_json(shown[0] if len(shown) == 1 else shown)
-        elif options.output == "ids":
-            host.out(str(task.id) for task in tasks)
-        else:
-            for number, task in enumerate(tasks):
-                if number:
-                    host.out("")
-                host.out(await _sheet(reader, task, host.now_us()))
-            host.err(holder_lines(await reader.holder()))
+        sheets = {}
+        if options.output == "table":
+            sheets = {task.id: await _sheet(reader, task, host.now_us()) for task in tasks}
+        holder = await reader.holder()
+    if show_sheets(
+        *(host, options, tasks),
+        id=lambda task: task.id,
+        json=task_json,
+        sheet=lambda task: sheets[task.id],
+    ):
+        host.err(holder_lines(holder))
     return Exit.DONE
 
 
@@ -189,13 +183,15 @@ async def explain_tasks(host: Host, options: Options, ids: list[int]) -> int:
     check_store(options.store)
     async with open_reader(options.store, clock=host) as reader:
         found = [await reader.explain(id) for id in ids]
-    if options.output == "json":
-        rows = [explanation_json(each) for each in found]
-        host.out_json(rows[0] if len(rows) == 1 else rows)
-    elif options.output == "ids":
-        host.out(str(each.path[-1] if each.path else each.task_id) for each in found)
-    else:
-        host.out(clean_line(str(each)) for each in found)
+    if options.output == "json" and len(found) == 1:
+        host.out_json(explanation_json(found[0]))
+        return Exit.DONE
+    show_records(
+        *(host, options, found),
+        id=lambda each: each.path[-1] if each.path else each.task_id,
+        json=explanation_json,
+        lines=lambda each: clean_line(str(each)),
+    )
     return Exit.DONE
 
 
