@@ -114,6 +114,10 @@ if TYPE_CHECKING:
         TurnStart as TurnStart,
         UsageUpdate as UsageUpdate,
     )
+    from pidurable.harness._listing import (
+        ConversationState as ConversationState,
+        ListedConversation as ListedConversation,
+    )
     from pidurable.harness._move import (
         export_session as export_session,
         import_session as import_session,
@@ -320,6 +324,10 @@ _HOMES = {
         "TurnEnd",
         "TurnStart",
         "UsageUpdate",
+    ),
+    "pidurable.harness._listing": (
+        "ConversationState",
+        "ListedConversation",
     ),
     "pidurable.harness._move": (
         "export_session",

@@ -591,6 +591,66 @@ def _add_task_signal(app: App, host: Host) -> None:
 
 
 def _add_conversations(app: App, host: Host) -> None:
+    @app.command(name="list")
+    def list_(
+        *,
+        busy: Annotated[bool, Parameter(negative="")] = False,
+        limit: int = 100,
+        store: Store = None,
+        output: Output = None,
+    ) -> int:
+        """List conversations, those of sub-agents too; works beside a running holder.
+
+        Args:
+            busy: Only those in which a run goes on, or is held up.
+            limit: Most conversations to list, the newest ones.
+        """
+        from pidurable.cli._conversation_list import list_conversations
+
+        options = options_of(host, store=store, output=output)
+        return run_trio(
+            functools.partial(list_conversations, host, options, busy=busy, limit=limit)
+        )
+
+    @app.command
+    def follow(
+        conversation: int | None = None,
+        /,
+        *,
+        until_done: Annotated[bool, Parameter(name="--until-done", negative="")] = False,
+        limit: int = 10,
+        full: Annotated[bool, Parameter(negative="")] = False,
+        events: Annotated[bool, Parameter(name="--events", negative="")] = False,
+        store: Store = None,
+        output: Output = None,
+        timeout: Timeout = None,
+    ) -> int:
+        """Show the log of a conversation and what comes, as it comes; Ctrl-C leaves.
+
+        Works beside a running holder, and takes part in nothing.
+
+        Args:
+            conversation: Its id; the root by default.
+            until_done: Leave when nothing runs in it: with exit code 1 if its last run had no
+                answer, and 6 if a run is left and nobody holds the store.
+            limit: How many of the newest entries to begin with.
+            full: Show long texts whole.
+            events: Write what happens as one JSON object a line.
+        """
+        from pidurable.cli._conversation_follow import follow_conversation
+
+        options = options_of(host, store=store, output=output, timeout=timeout)
+        return run_trio(
+            functools.partial(
+                follow_conversation,
+                *(host, options, conversation),
+                limit=limit,
+                full=full,
+                until_done=until_done,
+                events=events,
+            )
+        )
+
     @app.command
     def log(
         conversation: int | None = None,

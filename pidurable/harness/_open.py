@@ -32,14 +32,13 @@ from pidurable.harness._commands import Commands
 from pidurable.harness._conversation import Conversation, change_agent
 from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
+from pidurable.harness._overview_calls import OverviewCalls
 from pidurable.harness._permission_calls import PermissionCalls
 from pidurable.harness._submission import Submission
 from pidurable.harness._task_host import TaskHost
-from pidurable.harness._usage import total_usage
 from pidurable.records._checks import check_name, check_seconds, check_timeout, is_id
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import Settings
-from pidurable.records._messages import Usage
 from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
 from pidurable.registry import Registry
 from pidurable.session._document_watch import DocumentView
@@ -67,7 +66,7 @@ _DRAIN_LOOK_SECONDS = 0.02
 
 
 @final
-class Harness(PermissionCalls):
+class Harness(PermissionCalls, OverviewCalls):
     """An open session with its scheduler. Obtained from `open_harness`."""
 
     def __init__(
@@ -535,29 +534,6 @@ class Harness(PermissionCalls):
             SessionPoisonedError: The storage failed; reopen it and call again.
         """
         return await self._collector.collect(older_than, keep=keep_outcomes, dry_run=dry_run)
-
-    async def usage(self, *, below: int | None = None) -> dict[str, Usage]:
-        """Tokens and cost by model, of all conversations; failed and cut attempts count too.
-
-        Args:
-            below: Only those of this task or conversation, and of all below it. A conversation's
-                own are what it has spent since it was made: a fork starts at zero.
-
-        Raises:
-            NotFoundError: This session has no such task or conversation.
-        """
-        return await total_usage(self.session, "models", below)
-
-    async def tool_usage(self, *, below: int | None = None) -> dict[str, Usage]:
-        """What tools say that they have spent, by tool. See `usage`.
-
-        Args:
-            below: As for `usage`.
-
-        Raises:
-            NotFoundError: As `usage`.
-        """
-        return await total_usage(self.session, "tools", below)
 
     # --- what waits hang on --------------------------------------------------------------
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final
 
 import attrs
+import trio
 
 from pidurable.agent._grants import Grant, grants_addresses, stored_grants
 from pidurable.agent._permissions import (
@@ -32,7 +33,11 @@ from pidurable.errors import (
     NotFoundError,
     StorageCorruptError,
     UnknownTaskError,
+    show,
 )
+from pidurable.harness._events import Event
+from pidurable.harness._listing import ListedConversation, listed_conversations
+from pidurable.harness._looked_events import LookedEvents
 from pidurable.harness._stored_facts import HolderState, StoredFacts
 from pidurable.harness._usage import stored_usage
 from pidurable.records._codec import Codec
@@ -71,6 +76,8 @@ ROWS_MAX = 2_000
 _GC_STEPS = 1_000
 """Steps of a dry run between two moments at which it can be cancelled."""
 _CONVERSATION_SCOPE = 1
+LOOK_SHARE = 0.2
+"""Of the time, most that following a conversation reads."""
 
 
 @attrs.frozen(kw_only=True)
@@ -443,6 +450,65 @@ class Reader:
 
         rows = await self._read("the list of conversations", read)
         return [conversation_of(row) for row in rows]
+
+    async def list_conversations(
+        self, *, busy: bool = False, limit: int = 1_000
+    ) -> list[ListedConversation]:
+        """Return where conversations stand, owned ones too: the newest ones, oldest first.
+
+        Args:
+            busy: Only those in which a run goes on, or is held up.
+            limit: Most conversations to return.
+
+        Raises:
+            InvalidArgumentError: `limit` is below 1.
+        """
+        return await self._read(
+            "the list of conversations",
+            lambda: listed_conversations(self._storage, busy=busy, limit=limit),
+        )
+
+    @asynccontextmanager
+    async def events(
+        self, conversation_id: int, *, interval: float = 0.1
+    ) -> AsyncIterator[AsyncIterator[tuple[Event, ...]]]:
+        """Follow a conversation as events: a snapshot first, then a batch for each look.
+
+        As `Conversation.events`, for whoever does not hold the session: a batch tells of all
+        commits between two looks, so what began and ended between them is told by its entries
+        alone, and of failed tasks nothing is told. No entry is left out. The iteration goes on when
+        the holder ends or changes.
+
+        Args:
+            conversation_id: The conversation.
+            interval: Seconds between two looks; longer where a look takes long.
+
+        Raises:
+            InvalidArgumentError: `interval` is no positive number.
+            NotFoundError: This session has no such conversation; out of the iteration, if it was
+                removed.
+        """
+        if isinstance(interval, bool) or not isinstance(interval, int | float) or not interval > 0:
+            problem = "expected a number of seconds above 0"
+            raise InvalidArgumentError("interval", problem, show(interval))
+        newest = await self.entries(conversation_id)
+        looked = LookedEvents(self._storage, conversation_id, newest)
+        async with aclosing(self._batches(looked, conversation_id, interval)) as batches:
+            yield batches
+
+    async def _batches(
+        self, looked: LookedEvents, conversation_id: int, interval: float
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
+        while True:
+            began = trio.current_time()
+            try:
+                batch = await self._read(f"conversation {conversation_id}", looked.look)
+            except NotFoundError as error:
+                raise NotFoundError(error.kind, error.id, _TREE_HINT) from error
+            took = trio.current_time() - began
+            if batch:
+                yield batch
+            await trio.sleep(max(interval, took / LOOK_SHARE))
 
     async def conversation(self, conversation_id: int) -> Conversation:
         """Return one conversation.
