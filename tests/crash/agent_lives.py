@@ -96,7 +96,7 @@ async def live(name: str, models: Models, failpoints: Failpoints | None) -> dict
         failpoints=failpoints,
     ) as harness:
         root = await harness.root(agent=AgentChange(model=name, instructions="be brief"))
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             submission = await root.submit("go", request_id="r1")
             settled = await submission.wait()
             await root.wait_for_idle()

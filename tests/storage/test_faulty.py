@@ -119,7 +119,7 @@ def test_a_call_is_held_inside_the_storage(after: bool, expected: list[int]) -> 
     thread = threading.Thread(target=storage.apply, args=(batch(1),))
 
     thread.start()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     held = stored(storage)
     alive = thread.is_alive()
     gate.release()

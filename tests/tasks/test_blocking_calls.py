@@ -29,7 +29,7 @@ class Call:
 
     def __call__(self, what: str) -> str:
         trio.from_thread.run_sync(self.entered.set)
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         trio.from_thread.run_sync(self.returned.set)
         return f"read {what}"
 

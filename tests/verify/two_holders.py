@@ -60,7 +60,7 @@ from pidurable.storage import SqliteStorage
 
 ROUNDS = 20
 LANES = 4
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 60.0
 STOP_WAIT_SECONDS = 2.0
 LATE_SECONDS = 3.0
 """Beyond one heartbeat, for a machine that is busy with other things."""
