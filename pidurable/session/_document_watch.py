@@ -274,7 +274,12 @@ class DocumentWatches:
             hub.end(DocumentTooNewError(definition.name, state.version, definition.version))
             return
         before, after, ops = hub.value, self._view(definition, state), change.ops
-        hub.publish(seq, after, lambda: patch_of(before, after, ops))
+        hub.publish(
+            seq,
+            after,
+            lambda: patch_of(before, after, ops),
+            bytes_brought=_brought(None if before is None else before._state, state),
+        )
 
     def removed(self, seq: int, removal: Removal) -> None:
         """End the watches of documents that went with their conversation."""
@@ -347,3 +352,10 @@ async def at_one_point(
         raise
     assert watch is not None
     return watch
+
+
+def _brought(before: DocState | None, after: DocState) -> int:
+    """What a commit has brought into a document, about: its change, or all where it is a base."""
+    if before is not None and before.id == after.id and after.deltas == before.deltas + 1:
+        return after.delta_bytes - before.delta_bytes
+    return after.base_bytes

@@ -6,7 +6,8 @@ value, which shares what did not change with the one before, and a way to make t
 is made when somebody first asks for it. Holds at all times:
 
 * one frame object per commit and hub, whoever takes it;
-* a watcher holds at most `WATCH_FRAMES_MAX` undelivered frames. The next one replaces them all by
+* a watcher holds at most `WATCH_FRAMES_MAX` undelivered frames, which have brought at most
+  `WATCH_BYTES_MAX` together (a single one may have more). The next one replaces them all by
   nothing: the watcher has fallen behind, costs the commits that follow nothing at all, and is given
   the newest whole value when it comes for it. All who fall behind share that frame too;
 * the first value and all patches, in order, give the last value;
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 import trio
 
 from pidurable.errors import InvalidArgumentError, PidurableError, check
-from pidurable.records._limits import WATCH_FRAMES_MAX
+from pidurable.records._limits import WATCH_BYTES_MAX, WATCH_FRAMES_MAX
 from pidurable.records._patch import PatchOp
 from pidurable.session._batch import again
 
@@ -38,7 +39,7 @@ DocT = TypeVar("DocT")
 class Frame(Generic[V]):
     """The state of a watched thing after one commit. Shared by all who watch it; never changes."""
 
-    __slots__ = ("_made", "_make_patch", "_seq", "_to_json", "_value", "_whole")
+    __slots__ = ("_made", "_make_patch", "_seq", "_to_json", "_value", "_whole", "bytes_brought")
 
     def __init__(
         self,
@@ -48,7 +49,10 @@ class Frame(Generic[V]):
         whole: bool,
         to_json: Callable[[V], Any],
         make_patch: Callable[[], list[PatchOp]] | None = None,
+        bytes_brought: int = 0,
     ) -> None:
+        self.bytes_brought = bytes_brought
+        """What the commit has added to what the frames before it share, about."""
         self._seq = seq
         self._value = value
         self._whole = whole
@@ -116,8 +120,9 @@ class Watch(Generic[V]):
     """The value of one thing, and an iterator of what becomes of it. For one task at a time.
 
     `value` and `seq` are those of the frame that was taken last, or of the moment at which the
-    watch began. A consumer that falls behind by more than 100 frames gets one frame with the
-    newest value, marked `whole`, instead of them. It never slows a commit.
+    watch began. A consumer that falls behind by more than 100 frames, or by frames that have
+    brought more than 16 MiB, gets one frame with the newest value, marked `whole`, instead of them.
+    It never slows a commit.
 
     The iteration stops after a retirement (whose frame has the value None), when the harness
     closes, and when the watch's own block is left. It may be left and taken up again: it goes on
@@ -127,6 +132,7 @@ class Watch(Generic[V]):
     __slots__ = (
         "_asleep",
         "_behind",
+        "_bytes",
         "_ended",
         "_error",
         "_frames",
@@ -146,6 +152,8 @@ class Watch(Generic[V]):
         self.value = hub.value
         self.seq = seq
         self._frames: deque[Frame[V]] = deque()
+        self._bytes = 0
+        """What the undelivered frames have brought."""
         self._behind = False
         self._ended = False
         self._error: PidurableError | None = None
@@ -205,7 +213,11 @@ class Watch(Generic[V]):
         if self._behind:
             self._behind = False
             return self._hub.caught_up(self)
-        return self._frames.popleft() if self._frames else None
+        if not self._frames:
+            return None
+        frame = self._frames.popleft()
+        self._bytes -= frame.bytes_brought
+        return frame
 
     async def _sleep(self) -> None:
         self._asleep = trio.lowlevel.current_task()
@@ -225,11 +237,14 @@ class Watch(Generic[V]):
 
     def _push(self, frame: Frame[V]) -> bool:
         """Keep a frame until it is taken; False if that would be one too many."""
-        if len(self._frames) >= WATCH_FRAMES_MAX:
+        held = self._bytes + frame.bytes_brought
+        if len(self._frames) >= WATCH_FRAMES_MAX or (self._frames and held > WATCH_BYTES_MAX):
             self._frames.clear()
+            self._bytes = 0
             self._behind = True
             return False
         self._frames.append(frame)
+        self._bytes = held
         self._wake()
         return True
 
@@ -242,6 +257,7 @@ class Watch(Generic[V]):
     def _leave(self) -> None:
         """The block of the watch is left: deliver nothing more."""
         self._frames.clear()
+        self._bytes = 0
         self._behind = False
         self._hub.drop(self)
         self._end(None)
@@ -327,7 +343,14 @@ class Hub(Generic[V]):
         if self._watching.pop(watch, watch) is None and not self._watching:
             self._on_empty(self)
 
-    def publish(self, seq: int, value: V, make_patch: Callable[[], list[PatchOp]] | None) -> None:
+    def publish(
+        self,
+        seq: int,
+        value: V,
+        make_patch: Callable[[], list[PatchOp]] | None,
+        *,
+        bytes_brought: int = 0,
+    ) -> None:
         """Give a new value to all who watch. Called when its commit is durable; never waits.
 
         Args:
@@ -335,11 +358,19 @@ class Hub(Generic[V]):
             value: What it made; immutable.
             make_patch: Makes the operations that lead from the value before to this one, in
                 structures of their own; called at most once, later. None replaces everything.
+            bytes_brought: What is new in the value, about.
         """
         self._value, self._make, self.seq, self._whole = value, None, seq, None
         if not self._active:
             return
-        frame = Frame(seq, value, whole=False, to_json=self.to_json, make_patch=make_patch)
+        frame = Frame(
+            seq,
+            value,
+            whole=False,
+            to_json=self.to_json,
+            make_patch=make_patch,
+            bytes_brought=bytes_brought,
+        )
         behind = [watch for watch in self._active if not watch._push(frame)]
         for watch in behind:
             del self._active[watch]

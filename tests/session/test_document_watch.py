@@ -605,6 +605,32 @@ async def test_those_who_fall_behind_share_one_whole_frame() -> None:
         assert session._watches.hubs == {}
 
 
+async def test_large_frames_are_folded_before_there_are_many() -> None:
+    """A watcher that stalls keeps 16 MiB of changes at most; small ones are kept as ever."""
+    text = "x" * (3 * 1024 * 1024)
+    async with open_test_session(MemoryStorage()) as session:
+        await count_up(session)
+        async with session.watch(Counter) as watch:
+
+            async def write(number: int) -> None:
+                async with session.body(session.transaction()) as tx:
+                    (await tx.document(Counter)).log = [f"{number}{text}"]
+
+            for number in range(5):
+                await write(number)
+            assert [frame.whole for frame in taken(watch)] == [False] * 5
+            assert watch._bytes == 0
+            for number in range(6):
+                await write(number)
+                assert watch._bytes <= 16 * 1024 * 1024
+                assert len(watch._frames) == (0 if number == 5 else number + 1)
+            (frame,) = taken(watch)
+            assert frame.whole
+            assert frame.json()["log"] == [f"5{text}"]
+            await log_many(session, 3)
+            assert [frame.whole for frame in taken(watch)] == [False] * 3
+
+
 @pytest.mark.slow
 async def test_a_stalled_consumer_holds_no_memory_that_grows(
     request: pytest.FixtureRequest,
