@@ -138,8 +138,8 @@ TEETH = (
         module="session/_watch.py",
         changes=(
             (
-                "if len(self._frames) >= WATCH_FRAMES_MAX:",
-                "if len(self._frames) > WATCH_FRAMES_MAX:",
+                "if len(self._frames) >= WATCH_FRAMES_MAX",
+                "if len(self._frames) > WATCH_FRAMES_MAX",
             ),
         ),
     ),
