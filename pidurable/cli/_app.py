@@ -734,7 +734,8 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
                 result_action="return_value",
             )
         except CycloptsError as error:
-            raise UsageError(_plain(error), "`pidurable --help` shows what there is") from error
+            helps = " ".join(("pidurable", *(error.command_chain or ()), "--help"))
+            raise UsageError(_plain(error), f"`{helps}` shows what there is") from error
         return Exit.DONE if found is None else int(found)
     except BrokenPipeError:
         # Whoever read the result went away, as `head` does. Nothing is there to be told.
@@ -764,4 +765,5 @@ def _mark_stdin(argv: Sequence[str]) -> list[str]:
 
 def _plain(error: CycloptsError) -> str:
     """The parser's own words, on one line."""
-    return " ".join(str(error).replace(STDIN, "-").split()).rstrip(".")
+    text = " ".join(str(error).replace(STDIN, "-").split())
+    return text if text.endswith("...") else text.removesuffix(".")

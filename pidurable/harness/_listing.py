@@ -6,6 +6,7 @@ a few reads of its newest state, however long its history is.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from pidurable.agent._documents import (
 from pidurable.agent._permissions import stored_open_requests
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.harness._usage import summed
-from pidurable.records._checks import is_id
 from pidurable.records._codec import Codec
 from pidurable.records._messages import TextBlock, Usage, UserMessage
 from pidurable.session import _documents
@@ -79,12 +79,12 @@ def listed_conversations(storage: Storage, *, busy: bool, limit: int) -> list[Li
         busy: Only those with a run.
         limit: How many at most.
     """
-    if not is_id(limit):
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise InvalidArgumentError("limit", "expected an int of at least 1", show(limit))
     asked: dict[int, list[int]] = {}
     for request in stored_open_requests(storage):
         asked.setdefault(request.conversation, []).append(request.id)
-    newest: deque[int] = deque(maxlen=limit)
+    newest: deque[int] = deque(maxlen=min(limit, sys.maxsize))
     after: tuple[Any, ...] | None = None
     while rows := storage.scan(RecordKind.CONVERSATION, after=after, limit=_PAGE):
         after = (rows[-1][0],)

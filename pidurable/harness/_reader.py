@@ -308,8 +308,7 @@ class Reader:
             InvalidArgumentError: `limit` is below 1.
             NotFoundError: This session has no such conversation.
         """
-        if limit < 1:
-            raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+        most = _most(limit)
         if conversation is not None:
             await self.conversation(conversation)
 
@@ -321,13 +320,13 @@ class Reader:
                     if conversation in (None, row.conversation)
                     and kind in (None, row.kind)
                     and status in (None, row.status)
-                ][-limit:]
+                ][-most:]
             else:
                 rows = self._storage.tasks(
                     conversation=conversation,
                     kind=kind,
                     status=None if status is None else int(status),
-                    limit=limit,
+                    limit=most,
                     reverse=True,
                 )[::-1]
             return [task_record(self._storage, row) for row in rows]
@@ -552,17 +551,16 @@ class Reader:
             NotFoundError: This session has no such conversation.
         """
         await self.conversation(conversation_id)
-        if limit < 1:
-            raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+        most = _most(limit)
 
         def read() -> list[Entry]:
             rows: list[EntryRow] = []
             for member, cut in lineage(conversation_id, self._stored_conversation):
                 bound = min((b for b in (cut, before) if b is not None), default=None)
                 rows += self._storage.entries(
-                    member, after=after, before=bound, limit=limit - len(rows), reverse=True
+                    member, after=after, before=bound, limit=most - len(rows), reverse=True
                 )
-                if len(rows) >= limit:
+                if len(rows) >= most:
                     break
             return [self._entry(row) for row in reversed(rows)]
 
@@ -678,6 +676,13 @@ class Reader:
 
 _LIST_HINT = "`pidurable task list` shows what there is."
 _TREE_HINT = "`pidurable task tree` shows what there is."
+
+
+def _most(limit: int) -> int:
+    """A limit as the storage takes it: more than there can ever be is all there is."""
+    if limit < 1:
+        raise InvalidArgumentError("limit", "expected at least 1", repr(limit))
+    return min(limit, ID_MAX)
 
 
 def _is_id(value: object) -> bool:

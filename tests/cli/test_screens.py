@@ -119,6 +119,17 @@ def test_ids_feed_the_next_command(command: Callable[..., object], known_store: 
     assert command("conversation", "log", "-o", "ids").out.split() == ["2", "4", "6", "7", "8", "9"]
 
 
+def test_a_limit_beyond_all_there_can_be_is_no_limit(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """More than a store could count shows all there is, and no error of ours."""
+    for argv in (["task", "list"], ["conversation", "list"], ["conversation", "log"]):
+        all_of_it = command(*argv)
+        found = command(*argv, "--limit", "9" * 30)
+
+        assert (found.code, found.out) == (0, all_of_it.out)
+
+
 # C078
 def test_looking_changes_nothing(command: Callable[..., object], known_store: Path) -> None:
     """Every looking command leaves the folder byte for byte as it was."""

@@ -182,6 +182,8 @@ async def test_conversations_are_listed_with_where_they_stand(tmp_path: Path) ->
             with pytest.raises(InvalidArgumentError, match="limit"):
                 await harness.list_conversations(limit=limit)  # type: ignore[arg-type]
 
+        assert await _both(harness, store, limit=10**20) == await _both(harness, store)
+
     first, child, fork = listed
     assert [each.title for each in listed] == ["please\nask", "sub-task", ""]
     assert [each.state for each in listed] == ["asking", "idle", "idle"]
