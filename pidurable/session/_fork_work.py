@@ -127,7 +127,9 @@ class ForkWork(DocumentWork):
                 )
             for address, policy in past.items():
                 policies.setdefault(address._replace(scope_id=fork.parent), policy)
-        for address in sorted(policies):
+        # A conversation may have thousands that stay behind, as requests that are settled do.
+        copied = [address for address, policy in policies.items() if policy != "initial"]
+        for address in sorted(copied):
             self._settle_as(fork, address._replace(scope_id=fork.id), policies[address])
 
     def _policies(
