@@ -386,8 +386,9 @@ class DocumentWork:
         """Make the rows of every document that changed."""
         for fork in self._forks.values():
             self._copy_documents(fork)
-        if self._retired or self._pending:
-            self.docs, self.doc_changes = {}, []
+        if not self._retired and not self._pending:
+            return
+        self.docs, self.doc_changes = {}, []
         for address, state in self._retired.items():
             self.docs[address] = None
             self.doc_changes.append(DocChange(address, state.held, None, []))

@@ -168,11 +168,18 @@ class CommitLine:
         await trio.lowlevel.checkpoint_if_cancelled()
         member = Member(trio.lowlevel.current_task(), draft, body)
         if not self._is_free():
-            role = await self.wait_turn(member)
-            if role == _LEAD:
+            # As `wait_turn` and `wait_for_batch` do, without a coroutine more for each who waits.
+            self._waiting[member] = None
+            abort = functools.partial(self._give_up, member)
+            if await trio.lowlevel.wait_task_rescheduled(abort) == _LEAD:
                 await self._lead(member)
         elif self._run_here(member, own=True):
-            await self.wait_for_batch(member)
+            batch = self._batch
+            assert batch is not None
+            if batch.leader is member:
+                await self._lead(member)
+            else:
+                await trio.lowlevel.wait_task_rescheduled(unabortable)
         else:
             self.advance()
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -196,12 +203,10 @@ class CommitLine:
         batch = self._batch
         return batch is None or batch.takes_now()
 
-    async def wait_turn(self, member: Member) -> str | None:
+    async def wait_turn(self, member: Member) -> None:
         """Wait in order. Cancelled here, the commit has not begun."""
         self._waiting[member] = None
-        abort = functools.partial(self._give_up, member)
-        role: str | None = await trio.lowlevel.wait_task_rescheduled(abort)
-        return role
+        await trio.lowlevel.wait_task_rescheduled(functools.partial(self._give_up, member))
 
     def _give_up(self, member: Member, _: Any) -> trio.lowlevel.Abort:
         """Somebody who waits is cancelled."""

@@ -221,10 +221,15 @@ async def _abort_within(
     return error
 
 
+@trio.lowlevel.disable_ki_protection
 async def _handle(handler: _Handler, at: Any, ctx: Any, phase: Phase) -> BaseException | None:
-    """Await a handler; return what left it. Ctrl-C and SystemExit leave as they are."""
+    """Await a handler; return what left it. Ctrl-C and SystemExit leave as they are.
+
+    The handler is not the kernel's code: Ctrl-C may end it, and leaves just so where it comes
+    between the handler and this.
+    """
     try:
-        phase.returned = await _unprotected(handler, at, ctx)
+        phase.returned = await handler(at, ctx)
     except (KeyboardInterrupt, SystemExit):
         # Not the task's fault: the host is to close.
         raise
@@ -234,12 +239,6 @@ async def _handle(handler: _Handler, at: Any, ctx: Any, phase: Phase) -> BaseExc
             raise fatal[0] from caught  # noqa: ASYNC104 - judged by the caller
         return caught  # noqa: ASYNC104 - judged by the caller
     return None
-
-
-@trio.lowlevel.disable_ki_protection
-async def _unprotected(handler: _Handler, at: Any, ctx: Any) -> object:
-    """The handler is not the kernel's code: Ctrl-C may end it."""
-    return await handler(at, ctx)
 
 
 async def _step(

@@ -220,7 +220,8 @@ class Runtime(SessionTree):
                 phase.reached = tx.next_checkpoint
             for name, text in tx.memos_made:
                 phase.memos[name] = text
-            decided = tx.view.task(phase.task_id)
+            # A commit that changed no task has decided nothing.
+            decided = tx.view.task(phase.task_id) if tx.view.nodes else None
             if decided is not None and decided.status is not RUNNING:
                 self.runner.decided(phase.task_id)
         for task_id, change in tx.signalled.items():
