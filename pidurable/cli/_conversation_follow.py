@@ -41,8 +41,7 @@ __all__ = ["follow_conversation"]
 LOOK_SECONDS = 0.1
 HOLDER_SECONDS = 5.0
 """Asking who holds the store tries its lock, so it is not asked at each look."""
-LOOKS_ALONE = 2
-"""So many looks in a row that found nobody end the wait for the end of a run."""
+NOBODY = ("nobody", "released", "dead")
 
 
 async def follow_conversation(
@@ -93,10 +92,11 @@ async def follow_conversation(
 async def _follow(reader: Reader, id: int, shown: _Shown, *, until_done: bool) -> None:
     """Show what comes, and beside that who holds the store."""
     failed: list[Exception] = []
+    first = await _tell_holder(reader, shown.host, None)
     async with trio.open_nursery() as nursery:
 
         async def watch_holders() -> None:
-            await _tell_holders(reader, shown, until_done=until_done)
+            await _tell_holders(reader, shown, first, until_done=until_done)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(watch_holders)
@@ -123,26 +123,34 @@ async def _show_batches(reader: Reader, id: int, shown: _Shown, *, until_done: b
         raise WaitTimeoutError(f"the end of run {shown.run}", seconds, "It goes on without you.")
 
 
-async def _tell_holders(reader: Reader, shown: _Shown, *, until_done: bool) -> None:
-    """Say who holds the store, and again when that changes; a time that passes is no change.
+async def _tell_holders(
+    reader: Reader, shown: _Shown, before: tuple[str, int], *, until_done: bool
+) -> None:
+    """Say when somebody else holds the store.
 
-    Returns when the end is waited for and cannot come: nobody holds the store, and still nobody at
-    the next look.
+    Returns when the end is waited for and cannot come: nobody holds the store, and nobody did at
+    the look before.
     """
-    before: object = None
-    alone = 0
-    while alone < LOOKS_ALONE or not until_done:
-        holder = await reader.holder()
-        now = ("nobody", 0) if holder is None else (holder.state, holder.record.epoch)
-        if now != before:
-            lines = holder_lines(holder)
-            shown.host.err(lines or "nobody holds this store: nothing runs", "dim")
-            before = now
-        alone = alone + 1 if now[0] in ("nobody", "released", "dead") and shown.run else 0
+    while True:
         await trio.sleep(HOLDER_SECONDS)
+        now = await _tell_holder(reader, shown.host, before)
+        if until_done and shown.run is not None and now == before and now[0] in NOBODY:
+            break
+        before = now
     resume = shown.options.command("resume")
     shown.host.err(f"run {shown.run} has not ended; `{resume}` goes on with it", "yellow")
     shown.parked = True
+
+
+async def _tell_holder(
+    reader: Reader, host: Host, before: tuple[str, int] | None
+) -> tuple[str, int]:
+    """Say who holds the store, if that has changed; a time that passes is no change."""
+    holder = await reader.holder()
+    now = ("nobody", 0) if holder is None else (str(holder.state), holder.record.epoch)
+    if now != before:
+        host.err(holder_lines(holder) or "nobody holds this store: nothing runs", "dim")
+    return now
 
 
 @attrs.define(eq=False)
