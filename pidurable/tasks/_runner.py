@@ -7,6 +7,7 @@ the storage refused) is queued here and nowhere else, so nothing runs twice at a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,10 @@ class Runner:
         """KeyboardInterrupt or SystemExit that left a handler."""
         self._runtime = runtime
         self._index = runtime.index
-        self._stopping = trio.Event()
-        self._watching = False
-        """Whether the reports are awake, and will see by themselves who takes long."""
+        self._late: dict[Invocation, None] = {}
+        """Those that were told to stop, or that have nothing left to do, and have not returned."""
+        self._sleeping = trio.CancelScope()
+        """What the reports sleep in, until one of those is worth a report."""
 
     def start(self, invocation: Invocation) -> None:
         """Run an invocation whose reservation is durable.
@@ -91,7 +93,7 @@ class Runner:
     def _stop(self, invocation: Invocation) -> None:
         """Cancel an invocation's handler, and watch how long it takes to stop."""
         invocation.cancel()
-        self._stopping.set()
+        self._watch(invocation)
 
     def stop_phase(self, task_id: int) -> None:
         """Cancel the phase of a task; an abort handler is left alone."""
@@ -108,8 +110,23 @@ class Runner:
         invocation = self.invocations.get(task_id)
         if invocation is not None:
             invocation.over_since = trio.current_time()
-            if not self._watching:
-                self._stopping.set()
+            self._watch(invocation)
+
+    def _watch(self, invocation: Invocation) -> None:
+        """See to it that it is reported if it takes long.
+
+        Nearly all of them return at once, so nobody is woken for this.
+        """
+        self._late[invocation] = None
+        due = trio.current_time() + STOP_REPORT_SECONDS
+        self._sleeping.deadline = min(self._sleeping.deadline, due)
+
+    def _unwatch(self, invocation: Invocation) -> None:
+        """It has returned. A virtual clock has nothing to wake for where nobody is watched."""
+        if invocation in self._late:
+            del self._late[invocation]
+            if not self._late:
+                self._sleeping.deadline = math.inf
 
     def stop_all(self) -> None:
         """Cancel everything that runs. Joining it is the nursery's part."""
@@ -126,6 +143,7 @@ class Runner:
     def _joined(self, invocation: Invocation) -> None:
         """The invocation's code has returned: free its slot, let the abort handler follow."""
         task_id = invocation.task_id
+        self._unwatch(invocation)
         if self.invocations.get(task_id) is invocation:
             del self.invocations[task_id]
             self._index.running.discard(task_id)
@@ -141,27 +159,21 @@ class Runner:
 
         It is never left behind.
         """
+        reports: dict[tuple[Invocation, float], int] = {}
         while True:
-            await self._stopping.wait()
-            self._stopping = trio.Event()
-            self._watching = True
-            reports: dict[tuple[Invocation, float], int] = {}
-            while (due_at := self._report_due(reports)) is not None:
-                with trio.move_on_at(due_at):
-                    # Another one may be told to stop meanwhile.
-                    await self._stopping.wait()
-                    self._stopping = trio.Event()
-            self._watching = False
+            if not self._late:
+                reports.clear()
+            with trio.CancelScope(deadline=self._report_due(reports)) as self._sleeping:
+                await trio.sleep_forever()
 
-    def _report_due(self, reports: dict[tuple[Invocation, float], int]) -> float | None:
-        """Report who is due, and say when to look again; None if nobody is watched any more."""
+    def _report_due(self, reports: dict[tuple[Invocation, float], int]) -> float:
+        """Report who is due, and say when to look again; never if nobody is watched any more."""
         now = trio.current_time()
-        first: float | None = None
-        for invocation in self.invocations.values():
+        first = math.inf
+        for invocation in self._late:
             stopping = invocation.stopping_since
             since = invocation.over_since if stopping is None else stopping
-            if since is None:
-                continue
+            assert since is not None
             count = reports.get((invocation, since), 0)
             due = since + STOP_REPORT_SECONDS * (count + 1)
             if now >= due:
@@ -171,7 +183,7 @@ class Runner:
                 else:
                     self._report_stopping(invocation, now - since)
                 due += STOP_REPORT_SECONDS
-            first = due if first is None else min(first, due)
+            first = min(first, due)
         return first
 
     @staticmethod
