@@ -97,6 +97,9 @@ logger = logging.getLogger("pidurable.models")
 _CANCEL_SECONDS_MAX = 10.0
 """Whoever aborts a run waits for this."""
 
+_KNOWN_MAX = 1_000
+"""Models of which is kept what was found out; of others it is found out again."""
+
 _COUNT_MAX = 2**53
 """A provider that counts more tokens than this is wrong; the number is dropped."""
 
@@ -360,8 +363,8 @@ def _clean_usage(usage: Usage) -> Usage:
     )
 
 
-def _checked_answer(message: AssistantMessage) -> AssistantMessage:
-    """Return the answer, storable; refuse one that holds nothing.
+def _checked_answer(message: AssistantMessage, model: Model, *, at_us: int) -> AssistantMessage:
+    """Return the answer of a model, storable and priced; refuse one that holds nothing.
 
     Raises:
         ModelError: The answer is empty (retryable), or was withheld by the provider (other).
@@ -371,22 +374,23 @@ def _checked_answer(message: AssistantMessage) -> AssistantMessage:
     said = any(isinstance(block, TextBlock) and block.text.strip() for block in blocks)
     if not calls and not said:
         if message.stop_reason == "refusal":
-            raise ModelError("other", f"{message.model} withheld its answer (content filter)")
+            raise ModelError("other", f"{model.name} withheld its answer (content filter)")
         thought = any(isinstance(block, ThinkingBlock) for block in blocks)
         what = "only thinking" if thought else "nothing"
-        raise ModelError("retryable", f"empty answer: {message.model} returned {what}")
+        raise ModelError("retryable", f"empty answer: {model.name} returned {what}")
     stop = message.stop_reason
     if calls and stop == "stop":
         stop = "tool_use"
     elif stop == "tool_use" and not calls:
         stop = "stop"
-    return attrs.evolve(
-        message,
+    usage = _clean_usage(message.usage)
+    return AssistantMessage(
         blocks=blocks,
         status="complete",
         stop_reason=stop,
-        usage=_clean_usage(message.usage),
-        error=None,
+        model=model.name,
+        usage=attrs.evolve(usage, cost=model.cost(usage)),
+        at_us=at_us,
     )
 
 
@@ -449,6 +453,14 @@ class Models:
                 problem = "names must be unique, not empty, and without a slash"
                 raise InvalidArgumentError("providers", problem, show(name))
             self._providers[name] = provider
+        # To look at a whole protocol takes long, and is done with every request otherwise.
+        self._listers = {
+            name: provider
+            for name, provider in self._providers.items()
+            if isinstance(provider, ListsModels)
+        }
+        self._known: dict[str, Model] = {}
+        """What was found out about models that were asked for."""
         silence = stream_silence_seconds
         self._silence = Settings().stream_silence_seconds if silence is None else silence
         if not self._silence > 0:
@@ -474,15 +486,19 @@ class Models:
             NotFoundError: No such provider, or its list has no such model; the hint names the
                 nearest one.
         """
-        provider, model_id = self._find(name)
+        _, model_id = self._find(name)
         prefix = name.partition("/")[0]
-        # One look at the whole protocol: each takes as long as what is looked up with it.
-        lister = provider if isinstance(provider, ListsModels) else None
+        lister = self._listers.get(prefix)
         if lister is not None and not lister.has_model(model_id):
             known = [f"{prefix}/{known}" for known in lister.known_models()]
             raise NotFoundError("model", name, _nearest(name, known))
         # A provider with a list of its own is not in a catalogue of vendors, which costs 0.2 s.
-        return lookup(prefix, model_id, self._catalogue.get(name), bundled=lister is None)
+        found = self._known.get(name)
+        if found is None:
+            found = lookup(prefix, model_id, self._catalogue.get(name), bundled=lister is None)
+            if len(self._known) < _KNOWN_MAX:
+                self._known[name] = found
+        return found
 
     def _find(self, name: str) -> tuple[Provider, str]:
         prefix, slash, model_id = name.partition("/")
@@ -610,10 +626,9 @@ class Models:
                         )
                         raise ModelError("retryable", detail)
                     case Done(message=message):
-                        answer = _checked_answer(attrs.evolve(message, model=request.model))
-                        usage = attrs.evolve(answer.usage, cost=model.cost(answer.usage))
+                        answer = _checked_answer(message, model, at_us=self._now_us())
                         opened.answered = True
-                        yield Done(attrs.evolve(answer, usage=usage, at_us=self._now_us()))
+                        yield Done(answer)
                         return
                     case Deferred():
                         deferred = _checked_deferred(event, opened.provider, request)
