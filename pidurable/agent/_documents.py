@@ -99,11 +99,15 @@ class UsageDocument:
 
 
 _CONVERSATION = 1
+_NAMES: dict[type, str] = {
+    cls: definition_of(cls).name
+    for cls in (AgentDocument, LiveDocument, CompactionDocument, InboxDocument, UsageDocument)
+}
 
 
 def address_of(cls: type, conversation_id: int) -> Address:
     """Where a built-in document of a conversation lives."""
-    return Address(definition_of(cls).name, _CONVERSATION, conversation_id, "")
+    return Address(_NAMES[cls], _CONVERSATION, conversation_id, "")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:

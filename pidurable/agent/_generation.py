@@ -141,7 +141,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         if problem is not None:
             await end_unanswered(self._services, ctx, "no_model", problem)
             return True
-        assert agent.model is not None
+        model = agent.model
+        assert model is not None
         context = await session.context(conversation)
         if not context.asks_something:
             # A head, an edit, or an answer that somebody wrote has taken it away.
@@ -160,13 +161,15 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         sections = await render_sections(agent, env, now_us, told, ctx.report)
         message = difference(told, sections, declare(agent), now_us)
         assert services.models is not None
-        window = services.models.resolve(agent.model).context_window
+        window = services.models.resolve(model).context_window
         compaction = due(session, conversation, context, window, message)
         if compaction == "threshold" and not at.compacted:
             async with ctx.commit() as tx:
                 wait_for_room(tx, ctx, at)
             return True
-        async with ctx.commit() as tx:
+
+        def fix(tx: Tx) -> bool:
+            tx.check_phase()
             if tx.shows_more(conversation, context.cutoff):
                 return False
             if compaction == "background":
@@ -176,7 +179,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                 cutoff = tx.append(conversation, kind="pi.system", messages=[message])
             tx.goto(
                 Request(
-                    model=agent.model,
+                    model=model,
                     thinking=agent.thinking,
                     cutoff=cutoff,
                     tries=at.tries,
@@ -184,7 +187,9 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
                     overflowed=at.overflowed,
                 )
             )
-        return True
+            return True
+
+        return await ctx._run(fix)
 
     # --- request -------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pidurable.tasks._reach import may_reach
 if TYPE_CHECKING:
     from pidurable.agent._permissions import Permissions
     from pidurable.agent._progress import Progress
+    from pidurable.records._limits import Settings
     from pidurable.session._session import Session
     from pidurable.tasks._runtime import Runtime
 
@@ -90,6 +91,20 @@ class Agent:
 
 EnvFor = Callable[[int, Agent], Env]
 
+_RESOLVED_MAX = 1_000
+"""Conversations of which is kept what their agents were resolved to."""
+
+
+@attrs.define(eq=False)
+class _Resolved:
+    """What was made of one value of `pi.agent`, which is never changed in place."""
+
+    stored: Any
+    snapshot: RegistrySnapshot
+    settings: Settings
+    extensions: tuple[str, ...] | None
+    agent: Agent | None = None
+
 
 @attrs.define(eq=False)
 class AgentServices:
@@ -101,6 +116,7 @@ class AgentServices:
     env_for: EnvFor
     conversation: Callable[[int], Any]
     """Makes a conversation handle; the harness gives it."""
+    _resolved: dict[int, _Resolved] = attrs.field(factory=dict, init=False, repr=False)
     progress: Progress = attrs.field(init=False)
     permissions: Permissions = attrs.field(init=False)
 
@@ -110,10 +126,27 @@ class AgentServices:
 
     def selected(self, conversation_id: int) -> tuple[str, ...] | None:
         """The extensions that a conversation selects; None for all that are installed."""
-        stored = self.runtime.session.doc_value(address_of(AgentDocument, conversation_id)) or {}
-        chosen = stored.get("extensions")
-        settings = self.runtime.session.settings
-        return selected_extensions(chosen, settings.extensions, self.registry().extensions)
+        return self._looked_up(conversation_id).extensions
+
+    def _looked_up(self, conversation_id: int) -> _Resolved:
+        """What the agent of a conversation selects, made again where what it depends on changed."""
+        session = self.runtime.session
+        stored = session.doc_value(address_of(AgentDocument, conversation_id))
+        snapshot, settings = self.registry(), session.settings
+        found = self._resolved.get(conversation_id)
+        if (
+            found is None
+            or found.stored is not stored
+            or found.snapshot is not snapshot
+            or found.settings is not settings
+        ):
+            chosen = None if stored is None else stored.get("extensions")
+            selected = selected_extensions(chosen, settings.extensions, snapshot.extensions)
+            found = _Resolved(stored, snapshot, settings, selected)
+            if len(self._resolved) >= _RESOLVED_MAX:
+                self._resolved.clear()
+            self._resolved[conversation_id] = found
+        return found
 
     def may_reach(self, from_id: int, conversation_id: int) -> bool:
         """Whether the code of a call in one conversation may use the id of another.
@@ -136,10 +169,14 @@ class AgentServices:
 
     def resolve(self, conversation_id: int) -> Agent:
         """Resolve a conversation's agent: once per request, once per phase."""
-        session = self.runtime.session
-        stored = session.doc_value(address_of(AgentDocument, conversation_id)) or {}
-        snapshot = self.registry()
-        selected = self.selected(conversation_id)
+        found = self._looked_up(conversation_id)
+        if found.agent is None:
+            found.agent = self._resolve(found)
+        return found.agent
+
+    @staticmethod
+    def _resolve(found: _Resolved) -> Agent:
+        stored, snapshot, selected = found.stored or {}, found.snapshot, found.extensions
         names = stored.get("tools")
         # Names that are not installed are skipped, and count again once they are.
         tools = tuple(tool for tool in snapshot.tools(selected) if offers_tool(names, tool.name))
@@ -149,7 +186,7 @@ class AgentServices:
             extensions=selected,
             instructions=stored.get("instructions"),
             cwd=stored.get("cwd"),
-            turns_max=stored.get("turns_max") or session.settings.turns_max,
+            turns_max=stored.get("turns_max") or found.settings.turns_max,
             tools=tools,
             snapshot=snapshot,
         )

@@ -83,6 +83,12 @@ class RegistrySnapshot:
     _tools: dict[tuple[str, ...] | None, tuple[Tool[..., Any], ...]] = attrs.field(
         factory=dict, init=False, repr=False
     )
+    _hooked: frozenset[tuple[str, str]] = attrs.field(init=False, repr=False)
+    """Kind and name of every hook that any extension has."""
+
+    @_hooked.default
+    def _find_hooked(self) -> frozenset[tuple[str, str]]:
+        return frozenset(hooked for part in self._installed for hooked in part.hooks)
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -170,6 +176,8 @@ class RegistrySnapshot:
             extensions: Names; None stands for all.
         """
         kind = task_class if isinstance(task_class, str) else definition_info(task_class).name
+        if (kind, name) not in self._hooked:
+            return ()
         return tuple(
             part.hooks[kind, name]
             for part in self._selected(extensions)

@@ -91,6 +91,11 @@ class Context:
             raise ValueError("the commit cannot be made")
         self.commits.append(staged)
 
+    async def _run(self, body: Callable[[Any], Any]) -> Any:
+        """The same for a body that awaits nothing."""
+        async with self.commit() as staged:
+            return body(staged)
+
 
 @tool
 async def target(what: str = "x") -> str:
