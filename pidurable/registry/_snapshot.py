@@ -69,6 +69,10 @@ def install_parts(extension: Extension) -> Installed:
     )
 
 
+def _hooked_of(snapshot: RegistrySnapshot) -> frozenset[tuple[str, str]]:
+    return frozenset(hooked for part in snapshot._installed for hooked in part.hooks)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class RegistrySnapshot:
     """What was installed when it was published. Made by `Registry`."""
@@ -83,12 +87,10 @@ class RegistrySnapshot:
     _tools: dict[tuple[str, ...] | None, tuple[Tool[..., Any], ...]] = attrs.field(
         factory=dict, init=False, repr=False
     )
-    _hooked: frozenset[tuple[str, str]] = attrs.field(init=False, repr=False)
+    _hooked: frozenset[tuple[str, str]] = attrs.field(
+        default=attrs.Factory(_hooked_of, takes_self=True), init=False, repr=False
+    )
     """Kind and name of every hook that any extension has."""
-
-    @_hooked.default
-    def _find_hooked(self) -> frozenset[tuple[str, str]]:
-        return frozenset(hooked for part in self._installed for hooked in part.hooks)
 
     @property
     def extensions(self) -> tuple[str, ...]:
