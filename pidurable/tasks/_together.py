@@ -47,6 +47,7 @@ class _Asked:
     def run(self, tx: TaskTransaction[Any, Any]) -> None:
         before = len(tx.writes)
         try:
+            self.error = None
             self.value = self.make(tx)
         except Exception as error:
             if len(tx.writes) != before:
@@ -143,8 +144,9 @@ class Together:
                 for asked in taken[1:]:
                     trio.lowlevel.reschedule(asked.task, outcome.Error(again(error)))
             else:
-                # Ctrl-C while the storage refused is the leader's alone: they ask again.
-                self._asking = {**dict.fromkeys(taken[1:]), **self._asking}
+                # Ctrl-C while the storage refused is the leader's alone: they ask again, behind
+                # whoever leads by now, since a leader has to be the first.
+                self._asking.update(dict.fromkeys(taken[1:]))
                 if self._leader is None:
                     self._hand_on()
             raise

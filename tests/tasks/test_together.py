@@ -280,6 +280,57 @@ async def test_ctrl_c_in_a_leader_leaves_the_others_to_ask_again() -> None:
     assert len(second) == 2
 
 
+async def test_ctrl_c_in_a_leader_takes_nothing_from_the_one_that_leads_next() -> None:
+    """Those who ask again come behind it, and are answered by it."""
+    runs: list[list[str]] = []
+    go, again = trio.Event(), trio.Event()
+
+    async def run(body: Any) -> None:
+        if runs:
+            await again.wait()
+        tx = Tx()
+        body(tx)
+        runs.append(tx.writes)
+        if len(runs) == 1:
+            await go.wait()
+            raise KeyboardInterrupt
+
+    asked = Together(Line(), run)  # type: ignore[arg-type]
+    got: list[str] = []
+
+    async def create(name: str) -> None:
+        def make(tx: Any) -> str:
+            tx.writes.append(name)
+            if len(runs) == 0 and name == "c":
+                tx.writes.pop()
+                raise ValueError(name)
+            return name
+
+        try:
+            got.append(await asked.create(make))
+        except KeyboardInterrupt:
+            got.append("interrupted")
+
+    async with trio.open_nursery() as nursery:
+        # A first one in flight lets those behind it ask together.
+        asked._in_flight += 1
+        for name in "abc":
+            nursery.start_soon(create, name)
+        await wait_all_tasks_blocked()
+        asked._in_flight -= 1
+        [first] = runs
+        nursery.start_soon(create, "d")
+        await wait_all_tasks_blocked()
+        go.set()
+        await wait_all_tasks_blocked()
+        again.set()
+    assert len(first) == 2
+    assert len(runs) == 2
+    assert runs[1][0] == "d"
+    assert len(got) == 4
+    assert got.count("interrupted") == 1
+
+
 async def test_one_that_fails_with_a_part_staged_fails_the_whole_commit() -> None:
     """A part of what one does is not stored with what the others have asked for."""
     done_by: list[Tx] = []
