@@ -206,7 +206,7 @@ class Waits:
     async def _for_end_within(self, task_id: int, timeout: float) -> tuple[str, str] | None:  # noqa: ASYNC109
         """The same for so many seconds: such a wait is no edge, as it ends by itself."""
         told: tuple[str, str] | None = None
-        with trio.move_on_after(timeout) as scope:
+        with trio.move_on_after(check_timeout(timeout)) as scope:
             told = await trio.lowlevel.wait_task_rescheduled(self._enter(task_id))
         node = self._runtime.published.task(task_id)
         if scope.cancelled_caught and node is not None and node.live:

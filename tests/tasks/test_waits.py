@@ -651,7 +651,8 @@ async def test_all_who_wait_for_a_task_are_given_its_outcome_without_a_read() ->
             got.append((outcome.status, outcome.result))
 
         async with trio.open_nursery() as nursery:
-            for within in (None, 60.0, None):
+            # A number of seconds that no float can hold is for ever, as everywhere.
+            for within in (None, 60.0, 10**400):
                 nursery.start_soon(wait, first, within)
             nursery.start_soon(wait, second, None)
             await world.quiet()
