@@ -28,15 +28,11 @@ class Waiting:
 
 
 class Silences:
-    """The open streams of one trio run, and the task that looks after them from the first one on.
-
-    It sleeps until a stream may be due, and for ever while there is none: most streams end long
-    before, so that to start and to stop it with each would cost more than all else it does.
-    """
+    """The open streams of one trio run, and the task that looks after them while there are any."""
 
     def __init__(self) -> None:
         self._open: dict[Waiting, None] = {}
-        self._looking = False
+        self._looking: trio.CancelScope | None = None
         self._sleeping = trio.CancelScope()
 
     @contextmanager
@@ -46,21 +42,23 @@ class Silences:
         self._sleeping.deadline = min(
             self._sleeping.deadline, trio.current_time() + waiting.seconds
         )
-        if not self._looking:
-            self._looking = True
-            trio.lowlevel.spawn_system_task(self._look)
+        if self._looking is None:
+            self._looking = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._look, self._looking)
         try:
             yield
         finally:
             del self._open[waiting]
-            if not self._open:
-                # It is not woken for this, and a virtual clock has nothing to wake it for.
-                self._sleeping.deadline = math.inf
+            if not self._open and self._looking is not None:
+                # Whoever opens a stream next starts another one.
+                self._looking.cancel()
+                self._looking = None
 
-    async def _look(self) -> None:
-        while True:
-            with trio.CancelScope(deadline=self._give_up()) as self._sleeping:
-                await trio.sleep_forever()
+    async def _look(self, looking: trio.CancelScope) -> None:
+        with looking:
+            while True:
+                with trio.CancelScope(deadline=self._give_up()) as self._sleeping:
+                    await trio.sleep_forever()
 
     def _give_up(self) -> float:
         """Cancel who has waited for too long; return when the next one may be due."""
