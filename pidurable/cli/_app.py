@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from pidurable.cli._app_approvals import approval_app
 from pidurable.cli._app_conversations import add_conversation_writes
+from pidurable.cli._app_help import one_line_paragraphs
 from pidurable.cli._app_parameters import (
     Cwd,
     Events,
@@ -88,7 +89,7 @@ def build_app(host: Host, version: str) -> App:
     _add_fork(conversation, host)
     add_conversation_writes(conversation, host)
     app.command(conversation)
-    return app
+    return one_line_paragraphs(app)
 
 
 def _add_run(app: App, host: Host) -> None:

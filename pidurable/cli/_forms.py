@@ -52,11 +52,15 @@ def show_list(
     header: Sequence[str],
     row: Callable[[R], Sequence[str]],
 ) -> bool:
-    """Show a list in columns; return whether it was for people. One without rows has no header."""
+    """Show a list in columns; return whether it was for people. One without rows has no header.
+
+    On a terminal it is cut to the width of that; elsewhere it is whole.
+    """
     if options.output != "table":
         return show_records(host, options, records, id=id, json=json, lines=str)
     if records:
-        host.out(columns(header, [row(record) for record in records]))
+        cells = host.width(host.stdout)
+        host.out(columns(header, [row(record) for record in records], cells=cells))
     return True
 
 

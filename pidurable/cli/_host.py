@@ -20,6 +20,7 @@ import attrs
 
 from pidurable.cli._errors import UsageError
 from pidurable.cli._render import clean, clean_line
+from pidurable.cli._screen import screen_size
 from pidurable.session._seams import Failpoints
 
 __all__ = ["STDIN", "Host"]
@@ -73,6 +74,10 @@ class Host:
     def has_colour(self, stream: TextIO) -> bool:
         """Whether lines on this stream may be coloured (NO_COLOR says no)."""
         return self.is_terminal(stream) and not self.environ.get("NO_COLOR")
+
+    def width(self, stream: TextIO) -> int | None:
+        """Cells of a line on a terminal; None where lines may have any length, as in a pipe."""
+        return screen_size(stream)[0] if self.is_terminal(stream) else None
 
     def display_stream(self) -> TextIO:
         """Return stderr for a live display: a terminal that is closed meanwhile is no error."""

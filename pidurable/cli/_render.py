@@ -263,14 +263,68 @@ def cut(text: str, cells: int) -> str:
     return f"{text[:kept]}…"
 
 
-def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return lines in columns, as wide as their widest cell; the last one is not padded."""
+def columns(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, cells: int | None = None
+) -> list[str]:
+    """Return lines in columns, as wide as their widest cell; the last one is not padded.
+
+    Args:
+        header: A word for each column.
+        rows: The cells, which are cleaned here.
+        cells: How wide a line may be at most, on a terminal. Where that is too narrow, columns
+            that say nothing go, and texts are cut and marked, the widest first.
+    """
     table = [list(header), *([clean_line(cell) for cell in row] for row in rows)]
-    widths = [max(_width(row[index]) for row in table) for index in range(len(header))]
-    return [
-        "  ".join(
+    if cells is not None and sum(_widths(table)) > cells - _GAP * (len(header) - 1):
+        rest = range(1, len(header))
+        said = [True, *(any(row[index] != "-" for row in table[1:]) for index in rest)]
+        table = [[cell for cell, kept in zip(row, said, strict=True) if kept] for row in table]
+        widths = _narrowed(table, cells - _GAP * (len(table[0]) - 1))
+        # A terminal with room for nothing gets what fits, and no second line.
+        return [cut(line, cells) for line in _aligned(table, widths)]
+    return _aligned(table, _widths(table))
+
+
+_GAP = 2
+_CUTS = ((False, 16), (True, 4), (False, 6))
+"""Whether columns of numbers are narrowed, and down to how many cells, step by step."""
+_NUMBER = re.compile(r"[\d.,]+|-")
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_width, column)) for column in zip(*table, strict=True)]
+
+
+def _aligned(table: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    lines = []
+    for row in table:
+        shown = [cut(cell, width) for cell, width in zip(row, widths, strict=True)]
+        padded = [
             cell + " " * (width - _width(cell))
-            for cell, width in zip(row, [*widths[:-1], 0], strict=True)
-        ).rstrip()
-        for row in table
-    ]
+            for cell, width in zip(shown, [*widths[:-1], 0], strict=True)
+        ]
+        lines.append((" " * _GAP).join(padded).rstrip())
+    return lines
+
+
+def _narrowed(table: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths that fit the room where that can be: long texts are cut first, numbers never."""
+    widths = _widths(table)
+    data = [[row[index] for row in table[1:]] for index in range(len(widths))]
+    numbers = [all(map(_NUMBER.fullmatch, column)) for column in data]
+    # Of a number only the word above it can be cut.
+    least = [max(map(_width, cells)) if n else 0 for cells, n in zip(data, numbers, strict=True)]
+    for of_numbers, floor in _CUTS:
+        while (excess := sum(widths) - room) > 0:
+            wide = [
+                (width, index)
+                for index, width in enumerate(widths)
+                if numbers[index] is of_numbers and width > max(floor, least[index])
+            ]
+            if not wide:
+                break
+            width, index = max(wide)
+            # Down to the next widest one, so that they share what is missing.
+            next_width = max((other for other, _ in wide if other < width), default=0)
+            widths[index] = max(next_width, floor, least[index], width - excess)
+    return widths

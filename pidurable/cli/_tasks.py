@@ -24,6 +24,7 @@ from pidurable.cli._render import (
     clean,
     clean_line,
     compact_json,
+    cut,
     holder_lines,
     moment,
     outcome_word,
@@ -147,7 +148,10 @@ async def show_tree(host: Host, options: Options, root: int | None) -> int:
     if options.output != "table":
         show_records(host, options, rows, id=lambda row: row.id, json=_tree_json, lines=str)
     else:
-        host.out(tree_lines(rows, host.now_us()))
+        cells = host.width(host.stdout)
+        lines = tree_lines(rows, host.now_us())
+        # A line that a terminal wraps would fall out of the drawing.
+        host.out(lines if cells is None else [cut(line, cells) for line in lines])
         host.err(holder_lines(holder))
     return Exit.DONE
 

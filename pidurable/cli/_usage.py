@@ -38,7 +38,7 @@ async def show_usage(host: Host, options: Options, below: int | None) -> int:
     else:
         # One table, so that the columns stand below each other.
         rows = [*_rows(models, "all models"), *_rows(tools, "all tools")]
-        host.out(columns(_HEADER, rows))
+        host.out(columns(_HEADER, rows, cells=host.width(host.stdout)))
     return Exit.DONE
 
 

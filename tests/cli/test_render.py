@@ -179,6 +179,50 @@ def test_columns_align_wide_characters() -> None:
     assert cells(lines[1][: lines[1].index("x")]) == lines[2].index("y") == 6
 
 
+CELLS = ["-", "", "12", "1,234", "pi.generation", "中文" * 9]
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda width: st.lists(
+            st.tuples(*[st.sampled_from(CELLS)] * width),
+            min_size=1,
+            max_size=4,
+        )
+    ),
+    st.integers(1, 70),
+)
+def test_no_row_is_wider_than_the_terminal(rows: list[tuple[str, ...]], cells: int) -> None:
+    """A table for a terminal takes its width at most, and is whole where it fits."""
+    header = ["NAME"] * len(rows[0])
+    lines = columns(header, rows, cells=cells)
+
+    whole = columns(header, rows)
+    assert len(lines) == len(whole) == len(rows) + 1
+    assert max(map(_cells, lines)) <= cells
+    if max(map(_cells, whole)) <= cells:
+        assert lines == whole
+
+
+def _cells(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def test_a_narrow_table_loses_empty_columns_and_ends_of_texts_but_no_number() -> None:
+    """Where a terminal is narrow, ids and numbers stay whole, and each cut is marked."""
+    header = ("ID", "OWNER", "STATE", "TOKENS", "MODEL", "ABOUT")
+    rows = [
+        ("123456", "-", "running, turn 3", "1,234,567", "openai/gpt-5-mini", "mend the tests"),
+        ("7", "-", "idle", "-", "-", "say what is in this folder, and why"),
+    ]
+
+    assert columns(header, rows, cells=60) == [
+        "ID      STATE            TOKENS     MODEL            ABOUT",
+        "123456  running, turn 3  1,234,567  openai/gpt-5-m…  mend t…",
+        "7       idle             -          -                say wh…",
+    ]
+
+
 @pytest.mark.parametrize(
     ("wait", "text"),
     [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
+import itertools
 import json
 import os
 import re
 import stat
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +21,7 @@ import pytest
 import trio
 
 import pidurable
+from pidurable.cli._host import Host
 from pidurable.harness._open import open_harness
 
 Snapshot = Callable[[str, str], None]
@@ -56,6 +62,20 @@ def test_help_says_what_a_command_does(
     check_snapshot(f"help-{'-'.join(argv) or 'pidurable'}.txt", found.out)
 
 
+def test_help_is_broken_where_the_terminal_ends_and_nowhere_else(
+    command: Callable[..., object],
+) -> None:
+    """A paragraph of help fills the lines of a terminal, however the source breaks it."""
+    for argv in ([], ["run"], ["resume"], ["gc"], ["import"], ["approval", "approve"]):
+        before, *_ = command(*argv, "--help").out.split("\n╭", 1)
+        for paragraph in before.split("\n\n"):
+            lines = paragraph.splitlines()
+            for line, following in itertools.pairwise(lines):
+                first = following.split(maxsplit=1)[0]
+
+                assert len(line.rstrip()) <= 80 < len(line.rstrip()) + 1 + len(first)
+
+
 @pytest.mark.parametrize(
     ("name", "argv"),
     [
@@ -86,6 +106,34 @@ def test_a_screen_is_as_it_was(
     # C063, C081
     assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", found.out + found.err) is None
     check_snapshot(f"{name}.txt", f"{found.out}--- stderr\n{found.err}")
+
+
+def test_what_is_shown_on_a_narrow_terminal_is_cut_to_it(
+    command: Callable[..., object], known_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line of a table or a tree is wider than the terminal; a pipe gets all of it."""
+    looks = (["task", "list"], ["task", "tree"], ["conversation", "list"])
+    whole = [command(*argv).out.splitlines() for argv in looks]
+    monkeypatch.setattr(Host, "width", lambda self, stream: 32)
+
+    for argv, lines in zip(looks, whole, strict=True):
+        shown = command(*argv).out.splitlines()
+
+        assert len(shown) == len(lines)
+        assert max(map(len, shown)) <= 32 < max(map(len, lines))
+        assert "…" in "".join(shown)
+
+
+def test_a_line_on_a_terminal_is_as_wide_as_that() -> None:
+    """The host knows the width of a terminal, and that a pipe has none."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 61, 0, 0))
+    pipe = io.StringIO()
+    with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0):
+        host = Host(pipe, terminal, pipe, {})
+
+        assert host.width(terminal) == 61
+        assert host.width(pipe) is None
 
 
 def test_json_holds_the_stored_text_as_it_is(
