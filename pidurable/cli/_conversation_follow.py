@@ -1,8 +1,9 @@
 """`pidurable conversation follow`: the log of a conversation, and what comes, as it comes.
 
-Entries go to stdout as `conversation log` shows them; what happens besides goes to stderr. With
-`--events` stdout has JSON lines instead, as `run --events` writes them. It reads beside whoever
-holds the store, takes part in nothing, and goes on when that process ends and another one comes.
+Entries go to stdout as `conversation log` shows them; what happens besides goes to stderr, on a
+terminal with a picture of what is being written just now. With `--events` stdout has JSON lines
+instead, as `run --events` writes them. It reads beside whoever holds the store, takes part in
+nothing, and goes on when that process ends and another one comes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import trio
 
 from pidurable.cli._approvals import asked_lines
 from pidurable.cli._conversations import entry_lines, root_id
+from pidurable.cli._display import REDRAW_SECONDS, Display
 from pidurable.cli._errors import Exit, UsageError
+from pidurable.cli._follow import live_lines
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.cli._render import holder_lines
@@ -92,7 +95,7 @@ async def follow_conversation(
 async def _follow(reader: Reader, id: int, shown: _Shown, *, until_done: bool) -> None:
     """Show what comes, and beside that who holds the store."""
     failed: list[Exception] = []
-    first = await _tell_holder(reader, shown.host, None)
+    first = await _tell_holder(reader, shown, None)
     async with trio.open_nursery() as nursery:
 
         async def watch_holders() -> None:
@@ -100,6 +103,8 @@ async def _follow(reader: Reader, id: int, shown: _Shown, *, until_done: bool) -
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(watch_holders)
+        if shown.host.is_terminal(shown.host.stderr) and not shown.host.events:
+            await nursery.start(_draw, shown)
         try:
             await _show_batches(reader, id, shown, until_done=until_done)
         except Exception as error:
@@ -133,7 +138,7 @@ async def _tell_holders(
     """
     while True:
         await trio.sleep(HOLDER_SECONDS)
-        now = await _tell_holder(reader, shown.host, before)
+        now = await _tell_holder(reader, shown, before)
         if until_done and shown.run is not None and now == before and now[0] in NOBODY:
             break
         before = now
@@ -143,14 +148,31 @@ async def _tell_holders(
 
 
 async def _tell_holder(
-    reader: Reader, host: Host, before: tuple[str, int] | None
+    reader: Reader, shown: _Shown, before: tuple[str, int] | None
 ) -> tuple[str, int]:
     """Say who holds the store, if that has changed; a time that passes is no change."""
     holder = await reader.holder()
     now = ("nobody", 0) if holder is None else (str(holder.state), holder.record.epoch)
     if now != before:
-        host.err(holder_lines(holder) or "nobody holds this store: nothing runs", "dim")
+        shown.stands_still = now[0] in NOBODY
+        shown.host.err(holder_lines(holder) or "nobody holds this store: nothing runs", "dim")
     return now
+
+
+async def _draw(
+    shown: _Shown, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Show what happens right now below what was told, until it is cancelled."""
+    display = Display(shown.host, shown.picture)
+    with display:
+        shown.display, shown.host.above = display, display.above
+        try:
+            task_status.started()
+            while True:
+                display.draw()
+                await trio.sleep(REDRAW_SECONDS)
+        finally:
+            shown.display = shown.host.above = None
 
 
 @attrs.define(eq=False)
@@ -166,6 +188,10 @@ class _Shown:
     """Whether the last run that ended had no answer."""
     parked: bool = False
     """Whether nobody is there to go on with the run that was waited for."""
+    stands_still: bool = False
+    """Whether nobody holds the store."""
+    display: Display | None = None
+    """The picture below, on a terminal."""
     _story: Story = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -178,9 +204,20 @@ class _Shown:
         if self.host.events:
             self.host.out_events(map(event_json, batch))
             return
-        for entry in self._entries(batch):
-            self.host.out(entry_lines(entry, full=self.full))
+        entries = [line for e in self._entries(batch) for line in entry_lines(e, full=self.full)]
+        if entries and self.display is not None:
+            # The picture is on another stream, and the terminal is the same.
+            self.display.pause(True)
+        self.host.out(entries)
+        if entries and self.display is not None:
+            self.display.pause(False)
         self.host.err(self._lines(batch))
+
+    def picture(self, cells: int) -> list[str]:
+        """What happens right now, for a terminal of this width."""
+        if self.stands_still and self.run is not None:
+            return [f"run {self.run} stands still: nobody holds this store"]
+        return live_lines(self._story, cells, self.host.now_us())
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Snapshot):
@@ -201,11 +238,11 @@ class _Shown:
     def _lines(self, batch: Iterable[Event]) -> list[str]:
         lines: list[str] = []
         for event in batch:
-            if isinstance(event, EntryAdded | MessageEnd | ToolExecutionEnd):
-                continue  # shown whole
             if isinstance(event, SubmissionChanged) and event.status == "queued":
                 lines.append(f"submission {event.submission} is queued")
             said = self._story.tell([event])
+            if isinstance(event, EntryAdded | MessageEnd | ToolExecutionEnd):
+                continue  # the entry was shown, whole
             if isinstance(event, RunEnd):
                 said[-1] += reason_text(event.reason, event.detail)
             lines += said

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
 
 from pidurable.agent._permissions import PermissionRequest
+from pidurable.cli._display import REDRAW_SECONDS, Display
 from pidurable.cli._host import Host
-from pidurable.cli._render import clean_line, duration, tail
+from pidurable.cli._render import clean_line, cut, duration, wrapped_tail
 from pidurable.cli._signals import Interrupts
 from pidurable.cli._story import RunningCall, Story
 from pidurable.harness._conversation import Conversation
@@ -24,13 +25,8 @@ from pidurable.harness._event_json import event_json
 from pidurable.harness._events import Event
 from pidurable.harness._open import Harness
 
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.text import Text
-
 __all__ = ["Watched", "following", "live_lines"]
 
-REDRAW_SECONDS = 0.125
 TRAILING_SECONDS_MAX = 0.5
 TEXT_LINES = 6
 OUTPUT_LINES = 3
@@ -112,10 +108,13 @@ async def _show_live(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    def picture() -> str:
-        return "\n".join(live_lines(harness, watched.story, trio.current_time()))
+    def owned(task_id: int) -> list[str]:
+        return _owned_lines(harness, task_id, OWNED_DEPTH_MAX)
 
-    display = _Display(host, picture)
+    def picture(cells: int) -> list[str]:
+        return live_lines(watched.story, cells, host.now_us(), owned) or ["…"]
+
+    display = Display(host, picture)
     with display:
         interrupts.terminal = True
         host.above = display.above
@@ -142,94 +141,43 @@ async def _show_live(
     interrupts.terminal = False
 
 
-class _Display:
-    """A small picture at the end of the terminal, below the lines that stay.
-
-    While somebody types it is away, and lines wait: both would be written into what is typed.
-    """
-
-    def __init__(self, host: Host, picture: Callable[[], str]) -> None:
-        from rich.console import Console
-
-        self._console = Console(
-            file=host.display_stream(),
-            force_terminal=True,
-            no_color=not host.has_colour(host.stderr),
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
-        self._picture = picture
-        self._held: list[tuple[str, str]] = []
-        self._live = self._made()
-
-    def _made(self) -> Live:
-        from rich.live import Live
-
-        # One that was stopped would draw over what was written since, so each is used once.
-        return Live(
-            self._drawn(),
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def _drawn(self) -> Text:
-        from rich.text import Text
-
-        return Text(self._picture(), no_wrap=True, overflow="ellipsis")
-
-    def __enter__(self) -> None:
-        self._live.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def draw(self) -> None:
-        """Show the picture as it is now."""
-        if self._live.is_started:
-            self._live.update(self._drawn(), refresh=True)
-
-    def above(self, lines: Iterable[str], style: str) -> None:
-        """Write lines that stay, as soon as nobody types."""
-        from rich.text import Text
-
-        self._held += [(line, style) for line in lines]
-        if self._live.is_started:
-            for line, its_style in self._held:
-                self._console.print(Text(line, style=its_style), soft_wrap=True)
-            self._held.clear()
-
-    def pause(self, quiet: bool) -> None:
-        """Take the picture away because somebody types, or give it back."""
-        if quiet:
-            self._live.stop()
-        elif not self._live.is_started:
-            self._live = self._made()
-            self._live.start()
-            self.above((), "")
-
-
 # --- the picture ------------------------------------------------------------------------------
 
 
-def live_lines(harness: Harness, story: Story, now: float) -> list[str]:
-    """Return the tree of what happens right now, with elapsed times."""
+def _nothing(task_id: int) -> list[str]:
+    return []
+
+
+def live_lines(
+    story: Story, cells: int, now_us: int, owned: Callable[[int], list[str]] = _nothing
+) -> list[str]:
+    """Return the tree of what happens right now, with elapsed times; nothing if nothing runs.
+
+    Args:
+        story: What happens.
+        cells: The width of the terminal. What is being written is broken there, and its end is
+            shown: that is where it grows.
+        now_us: The moment.
+        owned: The lines of the conversations that a call owns.
+    """
     if story.run is None:
-        return ["…"]
+        return []
+    now = story.clock()
     elapsed = "" if story.run_since is None else f"  {duration(now - story.run_since)}"
     lines = [f"run {story.run}, turn {story.turn}{elapsed}"]
     branches: list[list[str]] = []
+    room = cells - _INDENT_CELLS
     if story.retry is not None:
-        left = story.retry.until_us / 1e6 - harness.session.clock.now_us() / 1e6
+        left = (story.retry.until_us - now_us) / 1e6
         branches.append([f"try {story.retry.try_number + 1} in {duration(left)}"])
     if story.text:
         word = "thinks" if story.kind == "thinking" else "answers"
-        branches.append([word, *tail(story.text, lines=TEXT_LINES)])
+        branches.append([word, *wrapped_tail(story.text, lines=TEXT_LINES, cells=room)])
     for call in sorted(story.calls.values(), key=lambda call: call.index):
-        branches.append(_call_lines(harness, call, now))
+        branch = [_call_line(call, now, cells - _BRANCH_CELLS), *owned(call.task)]
+        if call.output.strip():
+            branch += wrapped_tail(call.output, lines=OUTPUT_LINES, cells=room)
+        branches.append(branch)
     if not branches:
         branches.append(["waits for the model"])
     for number, branch in enumerate(branches):
@@ -239,14 +187,15 @@ def live_lines(harness: Harness, story: Story, now: float) -> list[str]:
     return lines
 
 
-def _call_lines(harness: Harness, call: RunningCall, now: float) -> list[str]:
+_INDENT_CELLS = 5
+_BRANCH_CELLS = 3
+
+
+def _call_line(call: RunningCall, now: float, cells: int) -> str:
+    """What is called, for how long: of long arguments as much as leaves room for that."""
     elapsed = "" if call.since is None else f"  {duration(now - call.since)}"
     held = "" if call.held_by is None else f"  waits for {clean_line(call.held_by, chars_max=64)}"
-    lines = [f"{call.title()}{elapsed}{held}"]
-    lines += _owned_lines(harness, call.task, OWNED_DEPTH_MAX)
-    if call.output.strip():
-        lines += tail(call.output, lines=OUTPUT_LINES)
-    return lines
+    return f"{cut(call.title(), max(1, cells - len(elapsed) - len(held)))}{elapsed}{held}"
 
 
 def _owned_lines(harness: Harness, task_id: int, depth: int) -> list[str]:

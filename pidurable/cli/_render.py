@@ -36,6 +36,7 @@ __all__ = [
     "tail",
     "task_line",
     "tree_lines",
+    "wrapped_tail",
 ]
 
 _SEQUENCE = re.compile(
@@ -58,6 +59,7 @@ _VISIBLE: dict[int, str] = {
 }
 LINE_CHARS_MAX = 2_000
 CELL_CHARS_MAX = 60
+WRAPPED_CHARS_MAX = 4_000
 
 
 def clean(text: str) -> str:
@@ -90,6 +92,33 @@ def tail(text: str, *, lines: int, chars_max: int = 200) -> list[str]:
         clean_line(line, chars_max=chars_max)
         for line in clean(end).rstrip("\n").split("\n")[-lines:]
     ]
+
+
+def wrapped_tail(text: str, *, lines: int, cells: int) -> list[str]:
+    """Return the end of a text, cleaned and broken into lines that fit a terminal."""
+    # Only the end is looked at, as above.
+    found = clean(text[-WRAPPED_CHARS_MAX:]).replace("\t", " ").rstrip().split("\n")[-lines:]
+    return [part for line in found for part in _broken(line.rstrip(), max(1, cells))][-lines:]
+
+
+def _broken(line: str, cells: int) -> list[str]:
+    """Break a line between its words, or within one that is too wide by itself."""
+    found = []
+    start = taken = 0
+    space: int | None = None
+    for index, char in enumerate(line):
+        taken += _width(char)
+        if taken > cells and char == " " and index > start:
+            found.append(line[start:index])
+            start, taken, space = index + 1, 0, None
+        elif taken > cells and index > start:
+            end = index if space is None else space
+            found.append(line[start:end])
+            start, space = end if space is None else end + 1, None
+            taken = _width(line[start : index + 1])
+        elif char == " " and taken > 1:
+            space = index
+    return [*found, line[start:]]
 
 
 def escaped(text: str) -> str:

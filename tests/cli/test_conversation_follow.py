@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import pyte
 import pytest
 import trio
 
 from pidurable import AgentChange, Extension, Models, Registry, ToolCall, open_harness, tool
-from pidurable.agent._script import ScriptedCall
+from pidurable.agent._script import ScriptedCall, Stall
 from pidurable.cli import _conversation_follow
+from pidurable.cli._conversation_follow import follow_conversation
+from pidurable.cli._host import Host
+from pidurable.cli._options import Sources, resolve_options
+from pidurable.harness._events import RunStart
 from pidurable.testing import ScriptedModel, Step
 
 Command = Callable[..., Any]
@@ -75,6 +84,76 @@ async def beside(
                 await root.abort()
         await submission.wait()
     return found
+
+
+class Watched:
+    """A terminal of this process, and the screen that a person would see."""
+
+    def __init__(self, terminal: TextIO, ours: FileIO) -> None:
+        self.screen = pyte.Screen(60, 30)
+        self._stream = pyte.ByteStream(self.screen)
+        self.terminal = terminal
+        self._ours = ours
+
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    async def until(self, seen: Callable[[str], bool]) -> None:
+        with trio.fail_after(20):
+            while not seen(self.text()):
+                await trio.lowlevel.wait_readable(self._ours)
+                self._stream.feed(self._ours.read(65536))
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as other:
+        yield Watched(terminal, other)
+
+
+async def test_words_are_seen_on_a_terminal_while_they_are_written(
+    tmp_path: Path, watched: Watched
+) -> None:
+    """What is streamed stands below the log before the answer is whole, until one leaves."""
+    step = Step(text="Words come one by one.", piece_chars=6, stall=Stall(after=3))
+    models = Models({"scripted": ScriptedModel([step])})
+    path = tmp_path / "s.sqlite"
+    host = Host(io.StringIO(), watched.terminal, watched.terminal, {"TERM": "xterm"})
+    options = resolve_options(Sources(environ={}), store=str(path))
+    follow = functools.partial(
+        *(follow_conversation, host, options, None),
+        limit=10,
+        full=False,
+        until_done=False,
+        events=False,
+    )
+
+    async with open_harness(path, models=models) as harness:
+        root = await harness.root(agent=AgentChange(model="scripted/m"))
+        await root.submit("go on")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            await watched.until(lambda text: "go on" in text and "Words come one" in text)
+            nursery.cancel_scope.cancel()
+
+    await watched.until(lambda text: "Words" not in text)
+    assert "go on" in watched.text()
+    assert host.above is None
+
+
+async def test_nobody_is_shown_at_work_where_nobody_holds_the_store() -> None:
+    """The picture of a run whose process died says so, and counts no seconds."""
+    host = Host(io.StringIO(), io.StringIO(), io.StringIO(), {})
+    options = resolve_options(Sources(environ={}), store="s.sqlite")
+    shown = _conversation_follow._Shown(host, options, limit=1, full=False)
+    assert shown.picture(60) == []
+    shown.tell((RunStart(4),))
+    assert shown.picture(60)[0].startswith("run 4, turn 1")
+
+    shown.stands_still = True
+
+    assert shown.picture(60) == ["run 4 stands still: nobody holds this store"]
 
 
 async def test_a_run_is_followed_to_its_end(

@@ -18,6 +18,7 @@ from pidurable.cli._render import (
     duration,
     moment,
     tail,
+    wrapped_tail,
 )
 from pidurable.cli._tasks import wait_text
 from pidurable.records._entries import Entry
@@ -220,6 +221,35 @@ def test_a_narrow_table_loses_empty_columns_and_ends_of_texts_but_no_number() ->
         "ID      STATE            TOKENS     MODEL            ABOUT",
         "123456  running, turn 3  1,234,567  openai/gpt-5-m…  mend t…",
         "7       idle             -          -                say wh…",
+    ]
+
+
+@given(
+    st.lists(st.sampled_from(["word", " ", "  ", "\n", "中文", "a-word-that-is-too-long"])).map(
+        "".join
+    ),
+    st.integers(2, 30),
+    st.integers(1, 5),
+)
+def test_the_end_of_a_text_that_grows_fits_the_terminal(text: str, cells: int, lines: int) -> None:
+    """It is broken at the width, and no character but blanks goes missing from its end."""
+    shown = wrapped_tail(text, lines=lines, cells=cells)
+
+    assert len(shown) <= lines
+    assert all(_cells(line) <= cells for line in shown)
+    said = "".join("".join(shown).split())
+    assert "".join(text.split()).endswith(said)
+    assert said or not text.strip()
+
+
+def test_a_text_that_grows_is_broken_between_its_words() -> None:
+    """A line ends where a word does, unless the word is wider than the terminal."""
+    text = "first\n  a paragraph that goes on and on, as models write them"
+
+    assert wrapped_tail(text, lines=3, cells=20) == [
+        "  a paragraph that",
+        "goes on and on, as",
+        "models write them",
     ]
 
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from pidurable.cli._follow import live_lines
 from pidurable.cli._story import Story
-from pidurable.harness._events import MessageEnd, RunEnd, ToolExecutionEnd, TurnStart
+from pidurable.harness._events import (
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    RunEnd,
+    RunStart,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnStart,
+)
 from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, TextBlock, ToolResultMessage, Usage
 
@@ -27,6 +37,22 @@ def test_each_block_of_a_result_begins_a_line() -> None:
     lines = Story(clock=lambda: 0.0).tell([ToolExecutionEnd((1, 0), entry)])
 
     assert lines[1:] == ["    no newline at its end", "    warning: odd"]
+
+
+def test_the_picture_shows_where_an_answer_grows() -> None:
+    """Of a paragraph wider than the terminal its newest words are seen, and of a call its time."""
+    story = Story(clock=lambda: 5.0)
+    story.tell([RunStart(4)])
+    story.tell(
+        [MessageStart(4), MessageUpdate(4, 0, "text", "one " * 100 + "and the newest words")]
+    )
+    story.tell([ToolExecutionStart(7, 0, "bash", {"command": "echo " * 20})])
+
+    lines = live_lines(story, 40, 0)
+
+    assert lines[-2].endswith("and the newest words")
+    assert lines[-1] == '└─ bash {"command": "echo echo ec…  0.0s'
+    assert max(map(len, lines)) <= 40
 
 
 @pytest.mark.parametrize("blocks", [(), (TextBlock(text="so far"),)])
