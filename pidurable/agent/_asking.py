@@ -49,7 +49,7 @@ from pidurable.errors import NotJsonError, show
 from pidurable.records import _json
 from pidurable.records._readonly import copied_json
 from pidurable.registry._tool import ToolResult
-from pidurable.tasks._errors import error_info
+from pidurable.tasks._errors import error_info, stops_code
 from pidurable.tasks._hooks import HookHandler, Raised, ask_handler, hook_place
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ async def commit_observed(
                 tx.lend(None)
                 decide(tx)
             return
-        except Exception as error:
-            if not rest or ctx.passes(error):
+        except BaseException as error:  # noqa: ASYNC103 - a cancellation passes
+            if not rest or stops_code(error) or ctx.passes(error):
                 raise
             # Only one of them, where that is known; else it was what they staged together.
             left_out = failed or rest

@@ -32,7 +32,7 @@ from pidurable.records._readonly import copied_json
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
 from pidurable.session._context import ModelContext, system_places
-from pidurable.tasks._errors import error_info
+from pidurable.tasks._errors import error_info, stops_code
 
 if TYPE_CHECKING:
     from pidurable.session._session import Session
@@ -100,7 +100,10 @@ async def render_sections(
         key = section.key
         try:
             text = await section.render(given)
-        except Exception as error:  # code of an extension may raise anything
+        except BaseException as error:  # noqa: ASYNC103 - a cancellation passes
+            # Code of an extension may raise anything.
+            if stops_code(error):
+                raise
             report(f"section {key!r} was not rendered: {_described(error)}")
             if key in told.sections:
                 sections[key] = told.sections[key]
@@ -111,7 +114,7 @@ async def render_sections(
     return sections
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     info = error_info(error)
     return f"{info.type}: {info.message}"
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from typing import Any
+
+import trio
 
 from pidurable.errors import (
     SessionClosedError,
@@ -52,6 +55,21 @@ def leaves(error: BaseException) -> list[BaseException]:
         else:
             found.append(current)
     return found
+
+
+def stops_code(error: BaseException) -> bool:
+    """Whether what left foreign code is no error of its own, but what stops it from outside.
+
+    Ctrl-C, the end of the process, a cancellation. What is below BaseException alone need not be
+    that: another library's own cancellation is its user's error like any other.
+    """
+    if isinstance(error, Exception):
+        return False
+    outside = (KeyboardInterrupt, SystemExit, GeneratorExit)
+    if any(isinstance(leaf, outside) for leaf in leaves(error)):
+        return True
+    # A cancellation that nobody asked for stops nothing.
+    return trio.current_effective_deadline() == -math.inf
 
 
 StorageTrouble = (

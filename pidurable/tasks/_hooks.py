@@ -36,7 +36,7 @@ from pidurable.errors import (
     InvocationEndedError,
     show,
 )
-from pidurable.tasks._errors import error_info, leaves, storage_trouble
+from pidurable.tasks._errors import error_info, leaves, stops_code, storage_trouble
 
 _PASSES = (AbortRequestedError, InvocationEndedError)
 """What a handler raises because its task's invocation is over, and not by a fault of its own."""
@@ -313,11 +313,14 @@ async def ask_handler(
         answer = handler(*args, **named)
         if inspect.isawaitable(answer):
             answer = await answer
-    except Exception as error:
-        if passes(error):
+    except BaseException as error:  # noqa: ASYNC103 - a cancellation passes
+        if stops_code(error) or passes(error):
             raise
         info = error_info(error)
-        return Raised(place=hook_place(name, handler), what=f"{info.type}: {info.message}")
+        what = f"{info.type}: {info.message}"
+        return Raised(  # noqa: ASYNC104 - a cancellation passes
+            place=hook_place(name, handler), what=what
+        )
     return answer
 
 

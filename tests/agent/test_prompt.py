@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -134,6 +135,9 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
     def broken(_: Any) -> str:
         raise ValueError("broken")
 
+    def stopped(_: Any) -> str:
+        raise asyncio.CancelledError("by another loop")
+
     async def later(given: Any) -> str:
         await trio.lowlevel.checkpoint()
         return f"tools: {', '.join(given.tools)}"
@@ -147,7 +151,7 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
                 section("plain", lambda _: "text", tag=False),
                 section("blank", lambda _: " \n"),
                 section("broken", broken),
-                section("new", broken),
+                section("new", stopped),
                 section("bytes", lambda _: b"no text"),  # type: ignore[arg-type,return-value]
                 section("later", later),
             ],
@@ -176,6 +180,7 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
     }
     assert len(reports) == 3
     assert "ValueError: broken" in reports[0]
+    assert "CancelledError: by another loop" in reports[1]
     assert "'bytes' was not rendered: TypeError: it returned b'no text'" in reports[2]
     assert list(declare(agent)) == ["look"]
 

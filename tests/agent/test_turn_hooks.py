@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import attrs
@@ -205,13 +206,27 @@ async def test_a_request_of_hooks_that_no_provider_accepts_is_not_sent(
     assert later.text == "done"
 
 
+RAISED = pytest.mark.parametrize(
+    ("error", "reported"),
+    [
+        (LookupError("a bug"), "LookupError: a bug"),
+        (asyncio.CancelledError("a bug"), "CancelledError: a bug"),
+    ],
+    ids=["exception", "below BaseException alone"],
+)
+
+
+@RAISED
 async def test_a_before_request_hook_that_raises_is_skipped(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    reported: str,
 ) -> None:
     """The request goes out without it, and a report names the extension."""
 
     def broken(request: BeforeRequest) -> Any:
-        raise LookupError("a bug")
+        raise error
 
     world = hooked(World("fine"), before_request=broken)
     async with world.open() as harness:
@@ -219,7 +234,7 @@ async def test_a_before_request_hook_that_raises_is_skipped(
 
     assert outcome.text == "fine"
     assert "'hooked'" in caplog.text
-    assert "LookupError: a bug" in caplog.text
+    assert reported in caplog.text
 
 
 async def test_a_request_that_is_sent_again_after_a_kill_asks_the_hooks_again(
@@ -322,15 +337,19 @@ async def test_after_tools_sees_calls_that_ended_without_a_result(
     ]
 
 
+@RAISED
 async def test_an_observer_that_fails_takes_no_answer_with_it(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    reported: str,
 ) -> None:
     """What it staged is left out, that is reported, and the answer is stored once."""
 
     def observe(answer: AfterResponse) -> Any:
         def stage(tx: Any) -> None:
             tx.append(answer.conversation_id, {"x": 1}, kind="host.note")
-            raise LookupError("a bug")
+            raise error
 
         return stage
 
@@ -343,7 +362,7 @@ async def test_an_observer_that_fails_takes_no_answer_with_it(
     assert outcome.text == "fine"
     assert kinds.count("pi.assistant") == 1
     assert "host.note" not in kinds
-    assert "LookupError: a bug" in caplog.text
+    assert reported in caplog.text
 
 
 async def test_an_async_function_for_the_commit_is_reported(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -147,6 +148,64 @@ async def test_what_is_nobodys_fault_passes(error: BaseException) -> None:
     with pytest.raises(type(error)):
         await hooks.before(1)
     assert reports == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncio.CancelledError("of another loop"),
+        BaseExceptionGroup("two", [ValueError("x"), asyncio.CancelledError()]),
+    ],
+)
+async def test_what_another_library_cancels_is_an_error_of_the_handler(
+    error: BaseException,
+) -> None:
+    """Below BaseException alone, and yet nothing that stops the task: it is reported."""
+
+    def raises(cents: int, *, currency: str) -> None:
+        raise error
+
+    hooks, reports = asking(raises, lambda cents, currency: "no")
+
+    assert await hooks.before(1) == "no"
+    assert len(reports) == 1
+    assert "CancelledError" in reports[0]
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), BaseExceptionGroup("two", [ValueError(), KeyboardInterrupt()])]
+)
+async def test_the_end_of_the_process_passes(error: BaseException) -> None:
+    """Ctrl-C and SystemExit are for the host, also in a group."""
+
+    def raises(cents: int, *, currency: str) -> None:
+        raise error
+
+    hooks, reports = asking(raises)
+
+    with pytest.raises(type(error)):
+        await hooks.before(1)
+    assert reports == []
+
+
+async def test_a_cancellation_passes_and_is_no_error_of_the_handler() -> None:
+    """Who is cancelled while a handler works leaves it, whatever the handler makes of that."""
+
+    async def waits(cents: int, *, currency: str) -> None:
+        await trio.sleep_forever()
+
+    async def renames(cents: int, *, currency: str) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            raise BaseExceptionGroup("mine", [cancelled]) from None
+
+    for handler in (waits, renames):
+        hooks, reports = asking(handler)
+        with trio.move_on_after(0) as scope:
+            await hooks.before(1)
+        assert scope.cancelled_caught
+        assert reports == []
 
 
 async def test_trouble_of_another_store_is_the_fault_of_who_opened_it() -> None:
