@@ -107,7 +107,7 @@ async def render_sections(
             report(f"section {key!r} was not rendered: {_described(error)}")
             if key in told.sections:
                 sections[key] = told.sections[key]
-            continue
+            continue  # noqa: ASYNC104 - a cancellation passes
         if text is not None:
             text = clean_text(text)
             sections[key] = f"<{key}>\n{text}\n</{key}>" if section.tag else text

@@ -101,7 +101,7 @@ def _row(request: PermissionRequest, now_us: int) -> tuple[str, ...]:
     expires = "-"
     if request.expires_us is not None:
         left = (request.expires_us - now_us) / 1e6
-        expires = f"in {duration(left)}" if left > 0 else "now"
+        expires = f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago"
     return (
         str(request.id),
         request.risk,
@@ -141,7 +141,7 @@ async def _found(reader: Reader, id: int) -> PermissionRequest:
 def _sheet(request: PermissionRequest, options: Options, now_us: int) -> list[str]:
     """The lines of one request, a fact a line."""
     facts: list[tuple[str, str]] = [
-        ("state", _state(request)),
+        ("state", _overdue(request, now_us) or _state(request)),
         ("asks", _question(request)),
         ("risk", _risk(request)),
         ("tool", f"{request.tool} of {request.extension}" if request.extension else request.tool),
@@ -166,9 +166,18 @@ def _sheet(request: PermissionRequest, options: Options, now_us: int) -> list[st
     lines = [f"permission {request.id}"]
     most = 2 * ARGUMENTS_CHARS_MAX
     lines += [f"  {name:<10} {clean_line(value, chars_max=most)}" for name, value in facts]
-    if request.state == "open":
+    if request.state == "open" and _overdue(request, now_us) is None:
         lines += _next_lines(request, options)
     return lines
+
+
+def _overdue(request: PermissionRequest, now_us: int) -> str | None:
+    """What to say of an open request that is too late to decide: nobody has looked at it since."""
+    expires_us = request.expires_us
+    if request.state != "open" or expires_us is None or now_us < expires_us:
+        return None
+    late = _ago(expires_us, now_us)
+    return f"open, but its time was over {late} ago: it expires when the session is run again"
 
 
 def _ago(at_us: int, now_us: int) -> str:

@@ -82,8 +82,9 @@ async def show_conversation(host: Host, options: Options, conversation_id: int |
         names = ("pi.agent", "pi.live", "pi.inbox", "pi.usage")
         documents = {name: await reader.document(name, id) for name in names}
         requests = await reader.permissions(id)
+        items = (documents["pi.inbox"] or {}).get("items") or []
+        queued = [(item, await _said(reader, item)) for item in items[:ITEMS_SHOWN_MAX]]
         holder = await reader.holder()
-    items = (documents["pi.inbox"] or {}).get("items") or []
     if options.output == "json":
         asked = [encode_request(request) for request in requests]
         host.out_json(
@@ -104,25 +105,32 @@ async def show_conversation(host: Host, options: Options, conversation_id: int |
     for request in requests:
         tool = clean_line(request.tool, chars_max=64)
         host.out(f"  permission    {request.id}: task {request.task} ({tool}) waits for a person")
-    host.out(f"  {line}" for line in _queue_lines(items))
+    host.out(f"  {line}" for line in _queue_lines(queued, len(items)))
     for name, value in ((documents["pi.usage"] or {}).get("models") or {}).items():
         host.out(f"  spent         {clean_line(name)} {compact_json(value)}")
     host.err(holder_lines(holder))
     return Exit.DONE
 
 
-def _queue_lines(items: Sequence[Any]) -> list[str]:
-    """What is queued, an item a line."""
+async def _said(reader: Reader, item: Any) -> str:
+    """The text of what is queued. What did not fit into the queue stands with its submission."""
+    content = item.get("content", item.get("entry"))
+    if content is None:
+        content = (await reader.submission(item["submission"])).content
+    return said_text(content)
+
+
+def _queue_lines(queued: Sequence[tuple[Any, str]], count: int) -> list[str]:
+    """What is queued, an item a line, and how many of all are not shown."""
     lines = []
-    for item in items[:ITEMS_SHOWN_MAX]:
-        said = said_text(item.get("content", item.get("entry")))
+    for item, said in queued:
         shown = compact_json(said, chars_max=ITEM_CHARS_MAX)
         mode = item["mode"]
         if item.get(AFTER) is not None:
             mode = f"when run {item[AFTER]} has been aborted"
         lines.append(f"queued        submission {item['submission']} ({mode}): {shown}")
-    if len(items) > ITEMS_SHOWN_MAX:
-        lines.append(f"queued        \u2026 and {len(items) - ITEMS_SHOWN_MAX} more")
+    if count > len(queued):
+        lines.append(f"queued        \u2026 and {count - len(queued)} more")
     return lines
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import trio
 import yaml
@@ -208,6 +209,44 @@ def test_a_pattern_lets_later_calls_through_until_it_is_revoked(
 
 def _indented(text: str) -> str:
     return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def test_a_request_whose_time_is_over_is_shown_so_where_nobody_holds_the_session(
+    command: Command, guarded: Path
+) -> None:
+    """It says for how long it is over and names no way to decide it: there is none any more."""
+    soon = GUARD.replace('u202e")', 'u202e", seconds=600)')
+    assert soon != GUARD
+    (guarded / "guard.py").write_text(soon)
+    run(command)
+    (id,) = command("approval", "list", "-o", "ids").out.split()
+    in_time = (command("approval", "list").out, command("approval", "show", id).out)
+    store = guarded / ".pidurable" / "session.sqlite"
+    _ask_earlier(store, by_us=700_000_000)
+    listed, sheet = command("approval", "list").out, command("approval", "show", id).out
+    late = command("approval", "approve", id)
+
+    assert re.search(r" in (9m\d\ds|10m00s)", in_time[0])
+    assert f"approval approve {id}" in in_time[1]
+    assert re.search(r" \dm\d\ds ago", listed)
+    assert re.search(r"open, but its time was over \dm\d\ds ago: it expires when", sheet)
+    assert "next:" not in sheet
+    assert (late.code, "expired" in late.err) == (1, True)
+
+
+def _ask_earlier(store: Path, *, by_us: int) -> None:
+    """Let the open request have been made, and end, that much earlier."""
+    with contextlib.closing(apsw.Connection(str(store))) as db, db:
+        ((document, text),) = db.execute(
+            "select document, value from revisions join documents on documents.id = document"
+            " where name = 'pi.permission'"
+        )
+        value = json.loads(text)
+        for name in ("created_us", "expires_us"):
+            value[name] -= by_us
+        db.execute(
+            "update revisions set value = ? where document = ?", (json.dumps(value), document)
+        )
 
 
 @pytest.mark.parametrize(

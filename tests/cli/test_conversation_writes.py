@@ -11,6 +11,8 @@ import pytest
 import trio
 
 from pidurable import AgentChange, Harness, Registry, Settings, open_client, open_harness
+from pidurable.agent._documents import InboxDocument, address_of
+from pidurable.agent._inbox import write
 from pidurable.cli import _conversation_writes
 from pidurable.errors import (
     ConversationBusyError,
@@ -159,6 +161,36 @@ def test_a_reset_lets_the_context_start_anew(command: Command, store: Path) -> N
 
     assert "reset: done" in reset.out
     assert log.index("first answer") < log.index("pi.reset")
+
+
+async def test_what_is_queued_by_name_is_shown_with_its_text(
+    command: Command, tmp_path: Path
+) -> None:
+    """A summary that the full queue has no room for stands with its submission."""
+    store = tmp_path / "s.sqlite"
+    models = ScriptedModel([Step(text=("a",) * 1_000, delay=0.05)]).models()
+    settings = Settings(queued_max=1)
+    note = UserMessage(blocks=(TextBlock(text="what was said"),), at_us=0)
+    async with open_harness(
+        store, registry=Registry(), models=models, settings=settings, create=True
+    ) as harness:
+        root = await harness.root(agent=AgentChange(model="scripted/model"))
+        await root.submit("go")
+        await root.submit("later")
+        session, runtime = harness.session, harness._runtime
+        await runtime.commit(
+            lambda tx: write(session, tx, root.id, kind="note", messages=[note], crowds=False)
+        )
+        items = session.doc_value(address_of(InboxDocument, root.id))["items"]
+
+    def show() -> str:
+        return command("conversation", "show", "--store", str(store)).out  # type: ignore[no-any-return]
+
+    sheet = await trio.to_thread.run_sync(show)
+
+    assert [each.get("entry", "") for each in items] == ["", None]
+    assert '(follow_up): "later"' in sheet
+    assert '(write): "what was said"' in sheet
 
 
 @pytest.mark.parametrize(
