@@ -61,6 +61,9 @@ class _Taken:
 
     name: str
     command: Command
+    is_new: bool
+    """When it was taken it had no answer, and could have had none: however long it had waited in
+    the box, and whatever is removed until it is applied, nobody has applied it."""
     done: bool = False
     """It has an answer that is durable."""
 
@@ -161,7 +164,7 @@ class Commands:
             if command is None:
                 bad.append(each.name)
             else:
-                self._taken.append(_Taken(each.name, command))
+                self._taken.append(_Taken(each.name, command, self._is_new(command)))
 
         def set_aside() -> None:
             for name in bad:
@@ -208,7 +211,7 @@ class Commands:
         while session.line.poison is None:
             try:
                 if session.storage.command(taken.command.id) is None:
-                    await self._work_and_answer(_kind(taken), taken.command)
+                    await self._work_and_answer(_kind(taken), taken)
                 await session.blocking.run(session.storage.command_box.forget, taken.name)
             except _ENDED:
                 return
@@ -218,11 +221,11 @@ class Commands:
             else:
                 return
 
-    async def _work_and_answer(self, kind: CommandKind, command: Command) -> None:
-        runtime = self._harness._runtime
+    async def _work_and_answer(self, kind: CommandKind, taken: _Taken) -> None:
+        runtime, command = self._harness._runtime, taken.command
         assert kind.work is not None
         try:
-            self._check_remembered(command)
+            self._check_remembered(taken)
             fields = checked_content(kind, command.content)
             if kind.starts and self._starts:
                 self._harness.start()
@@ -286,7 +289,7 @@ class Commands:
 
         def body(tx: TreeTransaction) -> None:
             mine.append(queue.popleft())
-            self._stage(tx, mine[0].command)
+            self._stage(tx, mine[0])
 
         try:
             try:
@@ -305,15 +308,16 @@ class Commands:
             # Whatever it is, the others go on; nothing of this one is stored.
             trouble.append(error)
 
-    def _stage(self, tx: TreeTransaction, command: Command) -> None:
+    def _stage(self, tx: TreeTransaction, taken: _Taken) -> None:
         """Stage a command and its answer, unless it has one.
 
         Raises:
             PidurableError: The answer to it, which is stored by a commit of its own.
         """
+        command = taken.command
         if self._is_answered(tx, command.id):
             return
-        self._check_remembered(command)
+        self._check_remembered(taken)
         kind = KINDS.get(command.kind)
         if kind is None:
             known = ", ".join(KINDS)
@@ -336,14 +340,19 @@ class Commands:
             error = InternalError(f"{type(error).__name__}: {error}")
         self._answer(tx, command, error_answer(error))
 
-    def _check_remembered(self, command: Command) -> None:
+    def _is_new(self, command: Command) -> bool:
+        storage = self._harness.session.storage
+        return storage.command(command.id) is None and not is_forgotten(storage, command.id)
+
+    def _check_remembered(self, taken: _Taken) -> None:
         """Refuse a command without an answer whose answer may have been removed.
 
         Raises:
             AnswerGoneError: So it is.
         """
-        if is_forgotten(self._harness.session.storage, command.id):
-            raise AnswerGoneError(command.id, False)
+        id = taken.command.id
+        if not taken.is_new and is_forgotten(self._harness.session.storage, id):
+            raise AnswerGoneError(id, False)
 
     def _is_answered(self, tx: TreeTransaction, id: str) -> bool:
         claimed = tx.claimed(("command", id)) is not None

@@ -65,8 +65,8 @@ class Collector:
         self._records = Pace(least=_RECORDS_MIN, most=PASS_RECORDS_MAX)
         self._pages = Pace(least=_PAGES_MIN, most=_PAGES_MAX)
         self.take_in: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
-        """Set by the harness: applies what waits outside of the store, which may refer to bytes in
-        it. What has been handed in by now is looked at before they go."""
+        """Set by the harness: applies what waits outside of the store. What has been handed in by
+        now is looked at before bytes go that it may refer to, or answers that it may have had."""
 
     # --- what is called ------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Collector:
                 # What ended before the cutoff has no other documents left from here on.
                 await self._remove_retired(tally)
                 await self._remove_trees(tally, kept, before_us=before_us, keep=keep)
-                await self._remove_pieces(self._old_answers(before_us), tally)
+                await self._remove_answers(tally, before_us=before_us)
                 await self._sweep(tally)
             pages = await self._reclaim()
             return make_report(tally, dry_run=False, before=before, kept=kept, pages=pages)
@@ -113,10 +113,6 @@ class Collector:
             logger.warning("the removal of trees that was begun earlier stopped: %s", error)
             return
         logger.info("finished the removal of %d trees that was begun earlier", tally.trees)
-
-    def _old_answers(self, before_us: int) -> Iterator[Piece | None]:
-        now_us = self._session.clock.now_us()
-        return old_answers(self._raw, before_us=answers_before_us(now_us, before_us))
 
     def _new_rows(self) -> Rows:
         # In the loop: some clocks can be read nowhere else, and rows are made in a thread.
@@ -316,6 +312,13 @@ class Collector:
                     return going
 
                 tally.add(await self._commit(body, size))
+
+    async def _remove_answers(self, tally: Tally, *, before_us: int) -> None:
+        # First what waits: it may have waited for longer than its answer would have been kept.
+        await self.take_in()
+        now_us = self._session.clock.now_us()
+        old = old_answers(self._raw, before_us=answers_before_us(now_us, before_us))
+        await self._remove_pieces(old, tally)
 
     # --- blobs ---------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 An answer stays for at least a week, whatever the age that a collection is given: an outsider may be
 stopped for long. Then it goes, and "applied once" holds all the same:
 
-* a key that was drawn for its command says when that was. Before the first such answer goes, the
-  horizon is stored, a moment that only grows, and from then on no command is applied whose key was
-  drawn before it and that has no answer;
+* a key that was drawn for its command says when that was. Before the first such answer goes, what
+  waits outside is taken in, however old it is, and the horizon is stored, a moment that only grows:
+  from then on no command is taken whose key was drawn before it and that has no answer;
 * of any other key the row stays, without its answer, so that the key is known for ever, as request
   ids and keys of tasks are.
 """

@@ -47,6 +47,7 @@ from pidurable.harness._open import open_quiet_harness
 from pidurable.records._commands import (
     Command,
     decode_command,
+    drawn_key,
     encode_command,
     error_answer,
     read_answer,
@@ -625,6 +626,34 @@ async def test_a_late_asker_is_told_and_nothing_is_applied_again(
         assert forks() == before
         await client.fork(root, timeout=5)
         assert forks() == before + 1
+
+
+@pytest.mark.parametrize("kind", ["signal", "gc"])
+async def test_what_waited_for_longer_than_answers_are_kept_is_applied(
+    store: Store, autojump_clock: MockClock, kind: str
+) -> None:
+    """No holder looked for eight days, and the next one collects first: it is done, once."""
+    async with store.world.open() as harness:
+        session = harness.session
+        assert isinstance(session.clock, TrioClock)
+        root = await harness.root(agent=AgentChange(model=MODEL))
+        task = await root.create_task(Patient, "x")
+        first, waits = (drawn_key(session.clock.now_us(), session.randomness.uuid()) for _ in "12")
+        store.hand_in("resume", id=first, tasks=[task])
+        await harness.apply_commands()
+        if kind == "gc":
+            store.hand_in("gc", id=waits, older_than_us=30 * 86_400_000_000, dry_run=True)
+        else:
+            store.hand_in("signal", id=waits, tasks=[task], name="go", payload=5)
+        session.clock.step_us += timedelta(days=8) // US
+        gone = await harness.gc(older_than=timedelta(0))
+        await trio.sleep(1)
+        applied = [row[0] for row in session.storage.scan(RecordKind.COMMAND)]
+
+    assert gone.answers == 1
+    assert applied == ["", waits]
+    assert "value" in store.answer(waits)
+    assert store.base.command_box.find(waits) is None
 
 
 async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
