@@ -8,6 +8,7 @@
                     v
                   tools --> completed             the next generation takes the run over
 
+One that takes a run over begins at its request, where the commit that ended the round could fix it.
 What a crash costs: in prepare nothing; in request the request is sent again exactly as fixed, the
 committed partial text is kept as an aborted entry and its estimated usage is charged; in retry,
 poll and tools nothing.
@@ -23,7 +24,6 @@ from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
     deferred_too_long,
-    no_model,
     stream_answer,
 )
 from pidurable.agent._asking import Observed, commit_observed
@@ -54,7 +54,6 @@ from pidurable.agent._compaction_room import (
     no_room,
     wait_for_room,
 )
-from pidurable.agent._compaction_start import due
 from pidurable.agent._documents import (
     LiveDocument,
     add_usage,
@@ -64,16 +63,9 @@ from pidurable.agent._documents import (
 from pidurable.agent._failures import end_unanswered, request_failed
 from pidurable.agent._hooks import GenerationHooks, Stop
 from pidurable.agent._models import Deferred, ModelRequest
+from pidurable.agent._preparing import Prepared, Unanswerable, prepare_next, prepare_request
 from pidurable.agent._progress import PartialAnswer
-from pidurable.agent._prompt import (
-    build_request,
-    declare,
-    difference,
-    render_sections,
-    request_characters,
-    told_by,
-    with_images,
-)
+from pidurable.agent._prompt import build_request, request_characters, with_images
 from pidurable.agent._refused_images import Asked, answer_without_refused
 from pidurable.agent._round import (
     RoundOutcome,
@@ -91,7 +83,6 @@ from pidurable.agent._turn_hooks import (
 )
 from pidurable.errors import (
     DocumentTooLargeError,
-    InvalidArgumentError,
     MissingExtraError,
     ModelError,
     NotFoundError,
@@ -101,6 +92,8 @@ from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, Block, Usage, UserMessage
 from pidurable.session._context import ModelContext
 from pidurable.tasks._definition import Task, phase
+
+_NOTHING_ASKED = RoundOutcome()
 
 
 @final
@@ -129,59 +122,26 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
 
     async def _prepare(self, at: Prepare, ctx: GenerationContext) -> bool:
         """Prepare a request by the context as it is; False where that has changed meanwhile."""
-        services = self._services
-        session = self._services.session
         conversation = ctx.conversation_id
-        agent = services.resolve(conversation)
-        if ctx.input.turn > agent.turns_max:
-            detail = f"the run has taken {agent.turns_max} turns, the most allowed"
-            await end_unanswered(self._services, ctx, "turn_limit", detail)
+        found = await prepare_request(self._services, ctx, ctx.input.turn)
+        if isinstance(found, Unanswerable):
+            await end_unanswered(self._services, ctx, found.reason, found.detail)
             return True
-        problem = no_model(services.models, agent.model)
-        if problem is not None:
-            await end_unanswered(self._services, ctx, "no_model", problem)
-            return True
-        model = agent.model
-        assert model is not None
-        context = await session.context(conversation)
-        if not context.asks_something:
-            # A head, an edit, or an answer that somebody wrote has taken it away.
-            detail = "nothing is left to answer: the context was changed during the run"
-            await end_unanswered(self._services, ctx, "reset", detail)
-            return True
-        told = told_by(context)
-        try:
-            env = services.env_for(conversation, agent)
-        except InvalidArgumentError as error:
-            if error.argument != "cwd":
-                raise
-            await end_unanswered(self._services, ctx, "no_folder", str(error))
-            return True
-        now_us = session.clock.now_us()
-        sections = await render_sections(agent, env, now_us, told, ctx.report)
-        message = difference(told, sections, declare(agent), now_us)
-        assert services.models is not None
-        window = services.models.resolve(model).context_window
-        compaction = due(session, conversation, context, window, message)
-        if compaction == "threshold" and not at.compacted:
+        if found.compaction == "threshold" and not at.compacted:
             async with ctx.commit() as tx:
                 wait_for_room(tx, ctx, at)
             return True
 
         def fix(tx: Tx) -> bool:
             tx.check_phase()
-            if tx.shows_more(conversation, context.cutoff):
+            if not found.stands(tx, conversation):
                 return False
-            if compaction == "background":
+            if found.compaction == "background":
                 begin_compaction(tx, conversation, "background")
-            cutoff = context.cutoff
-            if message is not None:
-                cutoff = tx.append(conversation, kind="pi.system", messages=[message])
             tx.goto(
-                Request(
-                    model=model,
-                    thinking=agent.thinking,
-                    cutoff=cutoff,
+                found.fix(
+                    tx,
+                    conversation,
                     tries=at.tries,
                     compacted=at.compacted,
                     overflowed=at.overflowed,
@@ -343,9 +303,12 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
         unanswered: list[tuple[int, UserMessage]] = []
         if outcome.handoff is not None:
             unanswered = await unanswered_in(ctx, await session.context(ctx.conversation_id))
+        following: Prepared | None = None
+        if outcome == _NOTHING_ASKED and not missing and not observed:
+            following = await prepare_next(self._services, ctx)
 
         def decide(tx: Tx) -> None:
-            end_round(self._services, tx, ctx, at.assistant, outcome, unanswered)
+            end_round(self._services, tx, ctx, at.assistant, outcome, unanswered, following)
 
         await commit_observed(ctx, observed, decide)
 

@@ -38,6 +38,7 @@ from pidurable.records._messages import AssistantMessage, ToolCallBlock, UserMes
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from pidurable.agent._preparing import Prepared
     from pidurable.agent._services import AgentServices
     from pidurable.records._tasks import Outcome
     from pidurable.session._context import ModelContext
@@ -207,11 +208,21 @@ def end_round(
     assistant: int,
     outcome: RoundOutcome,
     unanswered: Sequence[tuple[int, UserMessage]] = (),
+    following: Prepared | None = None,
 ) -> None:
     """Every call is terminal: close the round, and do what its results ask for.
 
     A handoff counts for more than an end that is asked for beside it: work that somebody wants to
     go on with is not dropped. What the context had asked until then goes along with one.
+
+    Args:
+        services: Of the harness.
+        tx: The commit.
+        ctx: The generation.
+        assistant: The entry of the answer.
+        outcome: What the results ask for.
+        unanswered: What the context had asked, for a handoff.
+        following: The request of the next turn, where it could be prepared already.
     """
     conversation = ctx.conversation_id
     close_round(tx, conversation, assistant)
@@ -222,7 +233,7 @@ def end_round(
         end_run(services.session, tx, conversation, run_of(ctx), answer=assistant)
         tx.complete(GenerationResult(assistant=assistant))
     else:
-        next_turn(tx, ctx, assistant)
+        next_turn(tx, ctx, assistant, prepared=following)
 
 
 def _hand_off(
@@ -259,8 +270,24 @@ def offer_tools(tx: Tx, conversation_id: int, names: Sequence[str]) -> None:
         update_doc(tx, AgentDocument, conversation_id, tools=with_tools(chosen, names))
 
 
-def next_turn(tx: Tx, ctx: GenerationContext, assistant: int, *, handoffs: int = 0) -> None:
-    """Place what joins the run, and let a sibling of this generation take it over."""
+def next_turn(
+    tx: Tx,
+    ctx: GenerationContext,
+    assistant: int,
+    *,
+    handoffs: int = 0,
+    prepared: Prepared | None = None,
+) -> None:
+    """Place what joins the run, and let a sibling of this generation take it over.
+
+    Args:
+        tx: The commit.
+        ctx: The generation.
+        assistant: The entry of its answer.
+        handoffs: Rounds in a row, up to this one, that handed off.
+        prepared: The request that the sibling begins with, unless something came since that a
+            request can tell. None lets it begin by preparing one.
+    """
     from pidurable.agent._generation import Generation
 
     conversation = ctx.conversation_id
@@ -269,10 +296,13 @@ def next_turn(tx: Tx, ctx: GenerationContext, assistant: int, *, handoffs: int =
         tx.fail("a reset was placed during the run", detail={"reason": "reset"})
         return
     turn = ctx.input.turn + 1
-    following = tx.create_task(
-        Generation,
-        GenerationInput(run=run, turn=turn, continues=int(ctx.task_id), handoffs=handoffs),
-        conversation=conversation,
+    taken_over = GenerationInput(run=run, turn=turn, continues=int(ctx.task_id), handoffs=handoffs)
+    tx.check_phase()
+    begins = None
+    if prepared is not None and prepared.stands(tx, conversation):
+        begins = prepared.fix(tx, conversation)
+    following = tx._create(
+        Generation, taken_over, owner=None, conversation=conversation, begins=begins
     )
     update_doc(
         tx,

@@ -100,9 +100,9 @@ def report_late(runtime: Runtime, phase: Phase, error: object, when: str) -> Non
 
 
 def first_checkpoint(
-    runtime: Runtime, definition: Task[Any, Any, Any], input: Any
+    runtime: Runtime, definition: Task[Any, Any, Any], input: Any, begins: Any = None
 ) -> tuple[str, str]:
-    """Ask `initial` where a new task starts; return the stored tag and text of it.
+    """Ask `initial` where a new task starts; return the stored tag and text of it, or of `begins`.
 
     Raises:
         DefinitionError: It returned something else than a checkpoint of the definition.
@@ -110,7 +110,7 @@ def first_checkpoint(
     info = definition_info(definition)
     cls = type(definition).__name__
     try:
-        first = definition.initial(input)
+        first = definition.initial(input) if begins is None else begins
         if type(first) in info.phases:
             return runtime.encode_checkpoint(definition, first)
     except Exception as error:

@@ -156,11 +156,13 @@ class TreeTransaction(Transaction):
         *,
         owner: int | None,
         conversation: int,
-        key: str | None,
-        background: bool,
-        deadline: datetime | None,
-        on_restart: OnRestart | None,
+        key: str | None = None,
+        background: bool = False,
+        deadline: datetime | None = None,
+        on_restart: OnRestart | None = None,
+        begins: Any = None,
     ) -> TaskId[ChildResultT]:
+        """Create a task, at the checkpoint that its definition begins with, or at `begins`."""
         self._check_open()
         if not isinstance(background, bool):
             raise InvalidArgumentError("background", "expected True or False", show(background))
@@ -187,7 +189,7 @@ class TreeTransaction(Transaction):
         input_text = codec.encode_text(input, info.input_type, path=path, bytes_max=limit)
         # The definition sees what a restarted process would see: the input as stored.
         stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
-        tag, text = first_checkpoint(self._runtime, installed, stored_input)
+        tag, text = first_checkpoint(self._runtime, installed, stored_input, begins)
         now = self.now_us()
         deadline_us = None if deadline is None else to_us(deadline, "deadline")
         row = TaskRow(

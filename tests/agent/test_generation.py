@@ -94,8 +94,8 @@ async def test_an_input_gets_its_answer(autojump_clock: MockClock) -> None:
     assert total[MODEL].requests == 1
 
 
-async def test_a_round_with_one_tool_call_takes_five_commits(autojump_clock: MockClock) -> None:
-    """Prepare, answer, intent, result, boundary: who is to go on is reserved by what lets it."""
+async def test_a_round_with_one_tool_call_takes_four_commits(autojump_clock: MockClock) -> None:
+    """Answer, intent, result, boundary, which prepares the next turn and reserves who takes it."""
     seqs: list[int] = []
     one, two = World(calls("safe"), "done"), World(calls("safe"), calls("safe"), "done")
     for world in (one, two):
@@ -104,9 +104,9 @@ async def test_a_round_with_one_tool_call_takes_five_commits(autojump_clock: Moc
             await ask(harness, "go")
             seqs.append(harness.session.line.published_seq - before)
 
-    assert seqs[1] - seqs[0] == 5
-    # The input, and a last turn that is prepared and answered.
-    assert seqs[0] == 5 + 3
+    assert seqs[1] - seqs[0] == 4
+    # The input, the first turn that is prepared, and a last answer.
+    assert seqs[0] == 4 + 3
 
 
 async def test_an_answer_whose_calls_all_fail_goes_on_at_once(autojump_clock: MockClock) -> None:

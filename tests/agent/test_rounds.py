@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import trio
 from agent_world import (
     World,
@@ -23,8 +24,13 @@ from trio.testing import MockClock
 from pidurable.agent._script import Step, When
 from pidurable.harness._open import Harness
 from pidurable.records._limits import Settings
-from pidurable.records._messages import AssistantMessage, ToolResultMessage
-from pidurable.registry import Tool, ToolCall, tool
+from pidurable.records._messages import (
+    AssistantMessage,
+    TextBlock,
+    ToolResultMessage,
+    UserMessage,
+)
+from pidurable.registry import Tool, ToolCall, section, tool
 
 
 class Order:
@@ -284,3 +290,41 @@ async def test_a_fork_within_a_sequential_round_is_free_to_go_on(autojump_clock:
     assert len(results_shown) == 3
     assert all("not known" in text for text in results_shown[1:])
     assert sum(line.startswith("begin") for line in order.log) == 2
+
+
+# --- the turn that follows ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("comes", ["nothing", "a steer", "an entry"])
+async def test_a_turn_is_prepared_with_the_end_of_the_round_unless_something_comes(
+    comes: str, autojump_clock: MockClock
+) -> None:
+    """What comes while the next turn is being prepared is in its request, prepared once more."""
+    world = World(calls("safe"), "done")
+    opened: list[Harness] = []
+    rendered: list[int] = []
+
+    async def render(_: Any) -> str:
+        (harness,) = opened
+        root = await harness.root()
+        rendered.append(root.live()["turn"])
+        if len(rendered) == 2 and comes == "a steer":
+            await root.submit("look here", when_busy="steer", request_id="r2")
+        elif len(rendered) == 2 and comes == "an entry":
+            said = UserMessage(blocks=(TextBlock(text="look here"),), at_us=0)
+            async with harness.commit() as tx:
+                tx.append(root.id, kind="app.note", messages=[said])
+        return "sunny"
+
+    world.install(sections=[section("weather", render)])
+    async with world.open() as harness:
+        opened.append(harness)
+        settled = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert settled.text == "done"
+    # The first turn still stands while the second is prepared, unless that is to be done again.
+    assert rendered == ([1, 1] if comes == "nothing" else [1, 1, 2])
+    _, second = world.model.requests
+    told = [text_of(item.message) for item in second.messages]
+    assert told.count("look here") == (comes != "nothing")
