@@ -11,6 +11,7 @@ from pidurable.agent._inbox import withdraw
 from pidurable.errors import UnansweredError, WaitTimeoutError
 from pidurable.records._checks import check_timeout
 from pidurable.records._codec import Codec
+from pidurable.records._entries import Entry
 from pidurable.records._messages import AssistantMessage, TextBlock
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
 from pidurable.session._rows import stored_entry
@@ -114,7 +115,10 @@ class Submission:
                 record = self._record()
                 if record.status in ("done", "unanswered"):
                     session = harness.session
-                    settled = settled_of(record, session.storage, session.codec)
+                    answer = None
+                    if record.answer is not None:
+                        answer = session.kept_entry(record.conversation_id, record.answer)
+                    settled = settled_of(record, session.storage, session.codec, answer=answer)
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     return settled
                 await harness.submission_changed(self.id)
@@ -123,12 +127,23 @@ class Submission:
         raise WaitTimeoutError(f"the answer to submission {self.id}", timeout)
 
 
-def settled_of(record: SubmissionRecord, storage: Storage, codec: Codec) -> Settled:
-    """How a submission that has ended did so, with the text of its answer."""
+def settled_of(
+    record: SubmissionRecord, storage: Storage, codec: Codec, *, answer: Entry | None = None
+) -> Settled:
+    """How a submission that has ended did so, with the text of its answer.
+
+    Args:
+        record: The submission.
+        storage: Has the answer.
+        codec: Reads it.
+        answer: The entry that holds it, where it is at hand.
+    """
     text = ""
-    row = None if record.answer is None else storage.entry(record.answer)
-    if row is not None:
-        for message in stored_entry(row, codec, storage).messages:
+    if answer is None and record.answer is not None:
+        row = storage.entry(record.answer)
+        answer = None if row is None else stored_entry(row, codec, storage)
+    if answer is not None:
+        for message in answer.messages:
             if isinstance(message, AssistantMessage):
                 text = "".join(
                     block.text for block in message.blocks if isinstance(block, TextBlock)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _RANGES_CACHED = 1_000
 _PAGE = 1_000
+_LAST_ENTRIES = 16
+"""An entry that somebody was told of is looked for among so many."""
 _LOOP_ENTRIES_MAX = 500
 """Deriving a context of more entries runs in a thread, so that the loop can go on meanwhile."""
 
@@ -142,6 +144,15 @@ class Transcripts:
         kept = self._ranges.get(entry.conversation_id)
         if kept is not None and not kept.publish(entry):
             del self._ranges[entry.conversation_id]
+
+    def kept_entry(self, conversation_id: int, entry_id: int) -> Entry | None:
+        """One of the last entries of a range that is kept, or None: then it has to be read."""
+        kept = self._ranges.get(conversation_id)
+        if kept is not None:
+            for entry in kept.entries[:-_LAST_ENTRIES:-1]:
+                if entry.id == entry_id:
+                    return entry
+        return None
 
     def shows_more(self, conversation_id: int, since: int) -> bool:
         """Whether an own entry that a request can see is newer than an entry.

@@ -57,6 +57,7 @@ from pidurable.session._seams import (
 )
 from pidurable.session._service import Services
 from pidurable.session._staged import Participant, Staged
+from pidurable.session._submissions import Submissions
 from pidurable.session._transaction import Transaction
 from pidurable.session._watch import Watch
 from pidurable.session._writer import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN, BatchWriter
@@ -133,6 +134,7 @@ class Session:
         self.storage = guarded_reads(storage, self.line.current_draft)
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
         self._docs: OrderedDict[Address, DocState | None] = OrderedDict()
+        self._submissions = Submissions(self.storage)
         self._transcripts = Transcripts(self)
         self._watches = DocumentWatches(self)
         self.watch_ends: list[Callable[[PidurableError | None], None]] = [self._watches.end]
@@ -183,7 +185,7 @@ class Session:
 
     def staged_open_submissions(self, conversation_id: int) -> dict[int, SubmissionRecord]:
         """Submissions of a conversation that were queued or placed, as staged so far, by id."""
-        rows = self.storage.open_submissions(conversation_id)
+        rows = self._submissions.open_rows(conversation_id)
         found = {row.id: stored_submission(row, self.storage.store) for row in rows}
         for record in self._staged.submissions.values():
             if record.conversation_id == conversation_id:
@@ -312,6 +314,10 @@ class Session:
         self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
         return state
 
+    def is_conversation(self, id: int) -> bool:
+        """Whether an id is known to be that of a conversation. False where it has to be read."""
+        return id in self._conversations or id in self._staged.conversations
+
     def has_docs(self, addresses: Iterable[Address]) -> bool:
         """Whether all of some documents are in memory, as published."""
         return all(address in self._docs for address in addresses)
@@ -388,7 +394,7 @@ class Session:
         return self.codec.decode(value, definition.cls, path=f"$<{definition.name}>")
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
-        row = self.storage.submission(submission_id) if is_id(submission_id) else None
+        row = self._submissions.row(submission_id)
         return None if row is None else stored_submission(row, self.storage.store)
 
     @staticmethod
@@ -426,6 +432,10 @@ class Session:
         """
         self.check_readable()
         return await self._transcripts.context(conversation_id, cutoff)
+
+    def kept_entry(self, conversation_id: int, entry_id: int) -> Entry | None:
+        """A committed entry, where it is at hand: one of the last of a busy conversation."""
+        return self._transcripts.kept_entry(conversation_id, entry_id)
 
     async def history(
         self, conversation_id: int, *, after: int = 0, before: int | None = None, limit: int = 200
@@ -519,6 +529,8 @@ class Session:
                     self._watches.publish(tx)
             for entry in tx.entries:
                 self._transcripts.publish(entry)
+            if tx.submissions or tx.conversations:
+                self._submissions.publish(tx)
             if tx.removal is not None:
                 self._forget(tx.seq, tx.removal)
             for participant in participants:
@@ -534,6 +546,7 @@ class Session:
         for id in removal.conversations:
             self._conversations.pop(id, None)
         self._transcripts.forget(removal.conversations)
+        self._submissions.forget()
         if self._watches.hubs:
             self._watches.removed(seq, removal)
 
@@ -550,6 +563,7 @@ class Session:
             except Exception:
                 # The others wait to be told, and whoever waits on them.
                 logger.exception("telling %r of a poisoned session failed", participant)
+        self._submissions.forget()
         self._end_watches(error)
 
     def task_ended(self, task_id: int) -> None:
@@ -582,6 +596,7 @@ class Session:
         """Let accepted commits finish, store the closing mark, close the storage. Shielded."""
         with trio.CancelScope(shield=True):
             await self.line.drain()
+            self._submissions.forget()
             self._end_watches(None)
             try:
                 if self.line.poison is None:

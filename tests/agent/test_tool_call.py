@@ -39,6 +39,7 @@ from pidurable.records._messages import (
     Usage,
 )
 from pidurable.registry import Extension, Tool, ToolCall, ToolResult, tool, wrap_tool
+from pidurable.session import _submissions
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, nothing_to_undo, phase
 from pidurable.testing import Fault
@@ -737,10 +738,11 @@ async def test_a_wrapped_tool_runs_inside_its_wrap(autojump_clock: MockClock) ->
 
 @pytest.mark.parametrize("point", ["document", "submission"])
 async def test_a_read_that_failed_in_a_sub_agent_is_no_fault_of_the_tool(
-    autojump_clock: MockClock, point: str
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """A tool that may be repeated is, and the model is told what it says then."""
     # C075
+    monkeypatch.setattr(_submissions, "_ROWS_KEPT", 0)
     child_says = Step(text="a child's word", when=When(user="speak"))
     world = World(child_says, calls("delegate"), "ok")
 
