@@ -62,8 +62,9 @@ def migrate(
         runtime.report(node.id, problem, kind=node.kind)
         return "migration_failed"
     node.version = info.version
-    # What this process remembers of a task that it created is of the old version.
+    # What this process remembers of the task is of the old version.
     runtime.fresh.pop(node.id, None)
+    runtime.at_hand.migrated(node.id)
     if new_input != input_text:
         tx.writes.append((Op.TASK_INPUT, (node.id, new_input)))
     tx.writes.append((Op.CHECKPOINT, (node.id, new_tag, new_text, tx.now_us())))

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from pidurable.tasks._transaction import TreeTransaction
 
 
+_INPUT_KEPT = 1_000
+"""Most characters of an input that is kept as text for as long as its task runs."""
+
+
 @attrs.define(eq=False)
 class Phase:
     """One phase of one invocation. Mutable: the kernel's side of a `TaskContext`."""
@@ -67,6 +71,8 @@ class Phase:
     tag: str
     checkpoint: str
     """The checkpoint that the phase began with, as text."""
+    input_text: str | None = None
+    """The input as text, where it is short: a wait keeps it at hand."""
     reached: tuple[str, str] | None = None
     """The checkpoint that a published `goto` of this phase leads to."""
     extensions: Any = ...
@@ -140,7 +146,8 @@ def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
     assert node is not None
     storage = runtime.session.storage
     info = definition_info(invocation.definition)
-    fresh, ahead = runtime.fresh.pop(task_id, None), invocation.ahead
+    fresh = runtime.fresh.pop(task_id, None)
+    ahead = runtime.at_hand.take_start(task_id) or invocation.ahead
     if ahead is not None:
         _, input_text, tag, text, noted = ahead
         memos = dict(noted)
@@ -169,6 +176,7 @@ def _begin(runtime: Runtime, invocation: Invocation) -> tuple[Phase, Any]:
         memos=memos,
         tag=tag,
         checkpoint=text,
+        input_text=input_text if len(input_text) <= _INPUT_KEPT else None,
     )
     try:
         input = snapshot.codec.decode(
@@ -298,6 +306,7 @@ async def _step(
         memos=phase.memos,
         tag=tag,
         checkpoint=text,
+        input_text=phase.input_text,
     )
 
 

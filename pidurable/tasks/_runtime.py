@@ -22,6 +22,7 @@ from pidurable.records._tasks import ErrorInfo, Outcome
 from pidurable.session._seams import Blocking, ThreadBlocking, logger
 from pidurable.session._session import Session
 from pidurable.storage import Op
+from pidurable.tasks._at_hand import AtHand
 from pidurable.tasks._awaited import Kinds
 from pidurable.tasks._cycles import Cycles
 from pidurable.tasks._definition import Task, definition_info
@@ -74,6 +75,7 @@ class Runtime(SessionTree):
         self.graphs = TaskGraphs(self)
         self.runner = Runner(self)
         self.fresh: dict[int, tuple[str, str, str]] = {}
+        self.at_hand = AtHand()
         self._attached: dict[int, set[str]] = {}
         """What tasks have: memos, signals, documents, keyed tasks. Ids only grow: whoever was
         created by this process and is not in here has nothing."""
@@ -223,6 +225,9 @@ class Runtime(SessionTree):
             # A commit that changed no task has decided nothing.
             decided = tx.view.task(phase.task_id) if tx.view.nodes else None
             if decided is not None and decided.status is not RUNNING:
+                if tx.parked_at is not None and phase.input_text is not None:
+                    texts = (phase.input_text, *tx.parked_at)
+                    self.at_hand.parked(phase.task_id, *texts, phase.memos)
                 self.runner.decided(phase.task_id)
         for task_id, change in tx.signalled.items():
             self._signals[task_id] = self._signals.get(task_id, 0) + change
@@ -230,6 +235,8 @@ class Runtime(SessionTree):
                 del self._signals[task_id]
             if change > 0:
                 self.index.signalled(task_id)
+        if tx.removal is not None:
+            self.at_hand.forget()
         if tx.fresh and len(self.fresh) < _FRESH_CACHED:
             self.fresh.update(tx.fresh)
         if tx.created_by_host:
@@ -268,7 +275,9 @@ class Runtime(SessionTree):
             self._signals.pop(id, None)
             self.fresh.pop(id, None)
             self._attached.pop(id, None)
-            self.waits.task_ended(node, outcomes.get(id))
+            outcome = outcomes.get(id)
+            self.at_hand.ended(id, node.kind, outcome)
+            self.waits.task_ended(node, outcome)
             self.session.task_ended(id)
         index.ended.clear()
         for id in index.idle_scopes:
@@ -283,7 +292,7 @@ class Runtime(SessionTree):
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.reverted()
         self.runner.stop_all()
-        self.waits.release()
+        self.release_waiters()
 
     def refusing(self, refusing: bool) -> None:
         self.scheduler.refusing(refusing)
@@ -407,6 +416,7 @@ class Runtime(SessionTree):
 
     def release_waiters(self) -> None:
         """Nobody is left waiting for a session that has closed."""
+        self.at_hand.forget()
         self.waits.release()
 
     @trio.lowlevel.enable_ki_protection

@@ -244,10 +244,15 @@ class Scheduler:
         Nobody else changes that of a reserved task. What cannot be read here is read by the
         invocation, which knows what a failure means for its task.
         """
-        unread = {each.task_id: each for each in starts if each.task_id not in self._runtime.fresh}
+        runtime = self._runtime
+        unread = {
+            each.task_id: each
+            for each in starts
+            if each.task_id not in runtime.fresh and not runtime.at_hand.can_start(each.task_id)
+        }
         if len(unread) < _READ_AHEAD_MIN:
             return
-        session = self._runtime.session
+        session = runtime.session
         with trio.CancelScope(shield=True), contextlib.suppress(PidurableError):
             for row in await session.blocking.run(session.storage.task_starts, [*unread]):
                 unread[row.task].ahead = row

@@ -44,9 +44,10 @@ class SessionTree:
 
     def load(self, id: int) -> AnyNode | None:
         """An ended task or a conversation that is not in memory (every live task is)."""
-        row = self.session.storage.task(id)
-        if row is not None:
-            return Node(row) if row.status == TERMINAL else None
+        if not self.session.is_conversation(id):
+            row = self.session.storage.task(id)
+            if row is not None:
+                return Node(row) if row.status == TERMINAL else None
         found = None
         with contextlib.suppress(LookupError):
             found = self.session.staged_conversation(id)

@@ -234,6 +234,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             node.recoveries = 0
             node.tries = 0
             self.put_state(node)
+            self.parked_at = (tag, text)
             self.writes += (
                 (Op.CHECKPOINT, (node.id, tag, text, now)),
                 (Op.WAIT, (node.id, wait_text)),

@@ -84,6 +84,8 @@ class TreeTransaction(Transaction):
     """Of tasks whose outcome was decided here, as text."""
     signalled: dict[int, int] = NO_DICT
     next_checkpoint: tuple[str, str] | None = None
+    parked_at: tuple[str, str] | None = None
+    """The checkpoint that the task of this commit waits at, if it parks it."""
     created_by_host = False
     """Whether a host created a task here: that lets tasks run."""
     starts: Starts | None = None

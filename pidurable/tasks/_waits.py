@@ -253,6 +253,9 @@ class Waits:
         node = runtime.published.task(task_id)
         if isinstance(node, Node) and node.live:
             raise NoResultError(task_id, f"is {node.status.word}", _NOT_ENDED)
+        kept = runtime.at_hand.outcome(task_id)
+        if kept is not None:
+            return self._read(task_id, *kept)
         storage = runtime.session.storage
         # In this order: a tree may go between the two, and with it the row.
         text = storage.task_outcome(task_id)

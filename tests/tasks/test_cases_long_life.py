@@ -14,8 +14,8 @@ from seeded import unwatched
 from tables import growth, process, sizes
 from worlds import ROOT, Actor, Harmless, Next, Start, World, forever
 
-from pidurable.session import _session
-from pidurable.tasks import _session_tree, _timers
+from pidurable.session import _session, _submissions
+from pidurable.tasks import _at_hand, _session_tree, _timers
 from pidurable.tasks._definition import Retry
 
 
@@ -134,6 +134,8 @@ def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches and what is tidied up now and then are full, or due, after a few tasks."""
     monkeypatch.setattr(_session_tree, "_TOPS_CACHED", 20)
     monkeypatch.setattr(_session, "_CONVERSATIONS_CACHED", 20)
+    monkeypatch.setattr(_submissions, "_CONVERSATIONS_KEPT", 20)
+    monkeypatch.setattr(_at_hand, "_TASKS_KEPT", 20)
     monkeypatch.setattr(_timers, "_SWEEP_MIN", 20)
 
 

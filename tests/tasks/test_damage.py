@@ -15,6 +15,7 @@ from worlds import ROOT, Actor, Next, Start, World, child_of, done
 from pidurable.errors import StorageAccessError, StorageCorruptError
 from pidurable.session._seams import InlineBlocking
 from pidurable.storage import SqliteStorage
+from pidurable.tasks import _at_hand
 from pidurable.tasks._open import open_runtime
 from pidurable.tasks._runtime import Runtime
 from pidurable.testing import Fault
@@ -23,8 +24,11 @@ Opened = Callable[[], AbstractAsyncContextManager[Runtime]]
 
 
 @pytest.mark.parametrize("point", ["task_outcome", "task_checkpoint", "task_input"])
-async def test_a_read_that_failed_is_tried_again(autojump_clock: Any, point: str) -> None:
+async def test_a_read_that_failed_is_tried_again(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
     """The phase whose read failed runs again, uncharged; nothing is faulted, nothing poisoned."""
+    monkeypatch.setattr(_at_hand, "_TASKS_KEPT", 0)
     world = World(Actor)
     world.scripts["kid"] = done
 

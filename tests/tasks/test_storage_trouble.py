@@ -235,7 +235,7 @@ async def test_a_read_of_the_scheduler_that_fails_is_tried_again(
         check_at_rest(rt)
 
 
-@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("at", range(1, 6))
 async def test_a_read_that_fails_while_a_task_is_created_ends_no_session(
     autojump_clock: Any, at: int
 ) -> None:
