@@ -341,6 +341,10 @@ class CommitLine:
         """Whether no commit is running, queued or being stored."""
         return not (self._busy or self._storing or self._waiting or self._batch is not None)
 
+    def has_queue(self) -> bool:
+        """Whether somebody waits for the line, say while a batch is in the storage."""
+        return bool(self._waiting)
+
     async def wait_for_batch(self, member: Member) -> None:
         """Wait, shielded, for the batch that a body joined or saw; lead it if nobody does.
 

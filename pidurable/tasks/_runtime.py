@@ -246,6 +246,8 @@ class Runtime(SessionTree):
             if tx.starts is not None:
                 self.scheduler.adopted(tx.starts)
             self.after_adoption(tx.outcomes)
+            if tx.starts is not None:
+                self.scheduler.published(tx.starts, at_once=tx.reserves)
         elif self.index.wakes:
             self.scheduler.kick()
         if self.graphs.followed:

@@ -3,8 +3,9 @@
 Whatever changes something calls `kick`, which sets the flag; a thousand kicks cost one pass. A pass
 (`_pass.py`) derives what earlier commits imply and reserves what is ready, and the loop repeats
 while there is more. What a commit makes ready it may reserve itself (`_at_once.py`). An invocation
-is started by this loop alone, after the commit that reserved it is durable: a task that is marked
-running belongs to this holder.
+is started here alone, after the commit that reserved it is durable: a task that is marked running
+belongs to this holder. The loop does that, but for what a commit has reserved itself: it starts
+when it is published, unless a commit has queued meanwhile, which could be an abort of it.
 
 Slots: an invocation of a phase holds one, unless ordinary owned work of its task is live (else a
 tree would starve itself); an abort invocation holds none. A task that would hold none needs none to
@@ -14,6 +15,7 @@ be reserved either: a parent whose wait ends early is woken beside the child tha
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -60,6 +62,8 @@ class Scheduler:
         """Reserved by commits whose batch is not durable yet."""
         self._reserved: list[Invocation] = []
         """Reserved by durable commits, and to be started."""
+        self._context: contextvars.Context | None = None
+        """What invocations are started in: nothing of whoever publishes a batch is theirs."""
         self._reserved_ids: set[int] = set()
         """Of both."""
         self._reserved_slots: Counter[str] = Counter()
@@ -151,11 +155,34 @@ class Scheduler:
             self._index.ready.set_free(kind)
 
     def adopted(self, starts: Starts) -> None:
-        """A commit that reserves something is durable: the loop starts it."""
+        """A commit that reserves something is durable: the slots stay taken until it starts."""
         self._reserved += starts.invocations
         self._reserved_slots.update(starts.slots)
         self._reserved_ids.update(each.task_id for each in starts.invocations)
-        self.kick()
+
+    def published(self, starts: Starts, *, at_once: bool) -> None:
+        """What such a commit has changed is published: start what it reserved, or have the loop do.
+
+        A commit that comes later in the same batch may still have it aborted: its code, which is
+        run in another turn, looks again.
+
+        Args:
+            starts: What the commit has reserved.
+            at_once: It was no pass, so there is nothing to be done about them before.
+        """
+        count, context = len(starts.invocations), self._context
+        if (
+            not at_once
+            or context is None
+            or count != len(self._reserved)
+            or count >= _READ_AHEAD_MIN
+            or self._runtime.session.line.has_queue()
+        ):
+            self.kick()
+            return
+        self._reserved = []
+        for invocation in starts.invocations:
+            context.run(self._start, invocation)
 
     def is_reserved(self, task_id: int) -> bool:
         """Whether a task is reserved and not started yet."""
@@ -170,15 +197,19 @@ class Scheduler:
             await self._fence()
         await self._read_ahead(starts)
         for invocation in starts:
-            self._reserved_ids.discard(invocation.task_id)
-            if invocation.takes_slot:
-                self._reserved_slots[invocation.kind] -= 1
-            self._runtime.runner.start(invocation)
+            self._start(invocation)
+
+    def _start(self, invocation: Invocation) -> None:
+        self._reserved_ids.discard(invocation.task_id)
+        if invocation.takes_slot:
+            self._reserved_slots[invocation.kind] -= 1
+        self._runtime.runner.start(invocation)
 
     # --- the loop ------------------------------------------------------------------------
 
     async def serve(self) -> None:
         """Drain until cancelled. A bug in here poisons the session and never cancels the host."""
+        self._context = contextvars.copy_context()
         while True:
             await self._dirty.wait()
             self._dirty = trio.Event()

@@ -6,6 +6,7 @@ no such kinds, so that what is saved is counted against them.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -178,8 +179,8 @@ async def test_a_death_before_the_start_loses_nothing(when: str) -> None:
         rt.at_once = KINDS
         wanted = {"created": 1, "woken": 3}[when]
         before = rt.session.line.published_seq
-        rt.scheduler._start_reserved = _after(  # type: ignore[method-assign]
-            rt, before + wanted, rt.scheduler._start_reserved
+        rt.runner.start = _until(  # type: ignore[method-assign]
+            rt, before + wanted, rt.runner.start
         )
         await world.create("parent")
         await world.quiet()
@@ -192,14 +193,89 @@ async def test_a_death_before_the_start_loses_nothing(when: str) -> None:
     assert world.log.count("parent start") == 1
 
 
-def _after(rt: Any, seq: int, starting: Any) -> Any:
+def _until(rt: Any, seq: int, starting: Any) -> Any:
     """Start until a commit is published, and nothing from then on: the process is dying."""
 
-    async def start() -> None:
+    def start(invocation: Any) -> None:
         if rt.session.line.published_seq < seq:
-            await starting()
+            starting(invocation)
 
     return start
+
+
+async def test_it_is_started_when_its_commit_is_published() -> None:
+    """Whoever committed finds the invocation there: the scheduler need not be woken for it."""
+    world = World()
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        await world.quiet()
+        id = await world.create("a", forever)
+        assert id in rt.invocations
+        assert world.log == []
+        await world.quiet()
+        assert world.log == ["a start"]
+
+
+async def test_nothing_of_who_committed_is_the_tasks_that_starts_by_it() -> None:
+    """Its code runs in the context of the runtime, whoever led the batch."""
+    world = World()
+    said = ContextVar("said", default="nothing")
+    heard: list[str] = []
+
+    async def child(at: Any, ctx: Any) -> None:
+        heard.append(said.get())
+        await ctx.complete("")
+
+    async def parent(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            said.set("by the parent")
+            async with ctx.commit() as tx:
+                tx.wait(then=Next(1), on=[tx.create_task(Actor, "child")])
+            return
+        heard.append(said.get())
+        await ctx.complete("")
+
+    world.scripts["child"] = child
+    said.set("by the host")
+    async with world.open() as rt:
+        said.set("by the block")
+        rt.at_once = KINDS
+        assert (await world.end(await world.create("parent", parent))).status == "completed"
+    assert heard == ["by the host", "by the host"]
+
+
+@pytest.mark.parametrize("order", ["queued", "same batch"])
+async def test_an_abort_that_comes_before_the_start_lets_no_phase_begin(order: str) -> None:
+    """It is queued while the reservation is in the storage, or shares its batch."""
+    world = World()
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        await world.quiet()
+        made: list[int] = []
+        world.blocking.hold()
+
+        def body(tx: Any) -> None:
+            made.append(tx.create_task(Actor, "a", conversation=ROOT))
+
+        world.scripts["a"] = forever
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rt.commit, body)
+            if order == "queued":
+                await world.quiet()
+                nursery.start_soon(lambda: world.abort(made[0]))
+            else:
+                nursery.start_soon(_abort_behind, rt, made)
+            await world.quiet()
+            world.blocking.release()
+        assert (await world.end(made[0])).status == "aborted"
+        assert world.log == ["a abort"]
+
+
+async def _abort_behind(rt: Any, made: list[int]) -> None:
+    """Abort what a body of the open batch has made."""
+    while not made:
+        await trio.lowlevel.checkpoint()
+    await rt.commit(lambda tx: tx.abort_task(made[0]))
 
 
 async def test_a_join_whose_last_two_end_in_one_batch_is_woken_once() -> None:
