@@ -8,7 +8,9 @@ called is found again by its place among the calls without a key, or by its key.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
+
+import trio
 
 from pidurable.agent._attempts import ended_without_result
 from pidurable.agent._call_records import ToolInput, ToolReceipt
@@ -18,10 +20,10 @@ from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name
 from pidurable.records._messages import TextBlock, UserMessage
 from pidurable.registry._call import CallResult
-from pidurable.tasks._together import Together
+from pidurable.tasks._together import Asked, Together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pidurable.agent._services import AgentServices
     from pidurable.records._ids import TaskId
@@ -52,7 +54,10 @@ class NestedCalls:
         """How many without a key were made so far: the place of the next."""
         self._open: str | None = None
         """The tool of the one without a key that is running."""
+        self.demanding: list[tuple[str, CallResult]] = []
+        """The results that ask something of the run, and whose."""
 
+    @trio.lowlevel.enable_ki_protection
     async def execute(self, name: str, arguments: Any, key: str | None) -> CallResult:
         """Make a call, or find it again, and wait for its result.
 
@@ -70,17 +75,9 @@ class NestedCalls:
             )
             raise InvalidArgumentError("execute_tool", problem)
         name = check_name(name, "name", characters_max=NAME_CHARACTERS_MAX)
-        depth = ctx.input.depth + 1
-        if depth > ctx.settings.owned_depth_max:
+        if ctx.input.depth >= ctx.settings.owned_depth_max:
             raise OwnedTooDeepError(ctx.settings.owned_depth_max, "a nested call")
-        given = ToolInput(
-            assistant=ctx.input.assistant,
-            index=ctx.input.index,
-            name=name,
-            arguments=_json.check_json(arguments, "$.arguments"),
-            caller=int(ctx.task_id),
-            depth=depth,
-        )
+        arguments = _json.check_json(arguments, "$.arguments")
         if key is not None:
             step = "key " + check_name(key, "key", characters_max=500)
         else:
@@ -88,15 +85,36 @@ class NestedCalls:
         together = self._together
         if together is None:
             together = self._together = Together(self._services.session.line, ctx._run)
-        # Thousands of these may wait at a time: they have few frames.
         try:
-            task, is_new = await together.create(_creation(given, step))
+            # As `Together.create` does: thousands of these may wait at a time, in few frames.
+            asked = _Creation(together, self, name, arguments, step)
+            first = together.ask(asked)
+            if first or await trio.lowlevel.wait_task_rescheduled(asked):
+                await together.lead(asked, first=first)
+            if asked.error is not None:
+                raise asked.error
+            task, is_new = asked.value
             if not is_new:
-                self._check_same(given, task, step)
-            return result_of(await ctx.wait_for_task(task))
+                self._check_same(asked, task)
+            result = result_of(await ctx.wait_for_task(task))
         finally:
             if key is None:
                 self._open = None
+        if result.handoff is not None or result.terminate or result.add_tools:
+            self.demanding.append((name, result))
+        return result
+
+    def input_of(self, name: str, arguments: Any) -> ToolInput:
+        """What is stored of a call that this one makes."""
+        given = self._ctx.input
+        return ToolInput(
+            assistant=given.assistant,
+            index=given.index,
+            name=name,
+            arguments=arguments,
+            caller=int(self._ctx.task_id),
+            depth=given.depth + 1,
+        )
 
     def _next_place(self, name: str) -> str:
         """The place of a call without a key, which is the only one of its kind while it runs."""
@@ -111,33 +129,43 @@ class NestedCalls:
         self._made += 1
         return f"call {place}"
 
-    def _check_same(self, given: ToolInput, task: int, step: str) -> None:
+    def _check_same(self, asked: _Creation, task: int) -> None:
         """Refuse an earlier call that is another one: its result would be taken for this one's."""
         text = self._services.session.storage.task_input(task)
         stored: dict[str, Any] = {} if text is None else _json.loads_stored(text)
-        if stored.get("name") == given.name and stored.get("arguments") == given.arguments:
+        if stored.get("name") == asked.name and stored.get("arguments") == asked.arguments:
             return
         earlier = show(str(stored.get("name")))
-        differs = "with other arguments" if stored.get("name") == given.name else "not of this tool"
+        differs = "with other arguments" if stored.get("name") == asked.name else "not of this tool"
         problem = (
-            f"{step!r} of this call is a call of {earlier} already (task {task}), {differs}; a "
-            "tool that runs again makes the same calls in the same order, or gives each a key that "
-            "stands for it. Fix what it depends on with `memo`"
+            f"{asked.step!r} of this call is a call of {earlier} already (task {task}), {differs}; "
+            "a tool that runs again makes the same calls in the same order, or gives each a key "
+            "that stands for it. Fix what it depends on with `memo`"
         )
-        raise InvalidArgumentError("execute_tool", problem, show(given.name))
+        raise InvalidArgumentError("execute_tool", problem, show(asked.name))
 
 
-def _creation(
-    given: ToolInput, step: str
-) -> Callable[[TaskTransaction[Any, Any]], tuple[TaskId[ToolReceipt], bool]]:
-    """What creates the task of a call, or finds it: its id, and whether it is new."""
-    from pidurable.agent._tool_call import ToolTask
+@final
+class _Creation(Asked):
+    """One call, until its task is created or found again: the value is its id, and if it is new."""
 
-    def make(tx: TaskTransaction[Any, Any]) -> tuple[TaskId[ToolReceipt], bool]:
-        task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")
+    __slots__ = ("_calls", "arguments", "name", "step")
+
+    def __init__(
+        self, together: Together, calls: NestedCalls, name: str, arguments: Any, step: str
+    ) -> None:
+        super().__init__(together)
+        self._calls = calls
+        self.name = name
+        self.arguments = arguments
+        self.step = step
+
+    def make(self, tx: TaskTransaction[Any, Any]) -> tuple[TaskId[ToolReceipt], bool]:
+        from pidurable.agent._tool_call import ToolTask
+
+        given = self._calls.input_of(self.name, self.arguments)
+        task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")
         return task, task in tx.fresh
-
-    return make
 
 
 def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:

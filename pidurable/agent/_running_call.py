@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -49,8 +49,6 @@ class RunningCall:
         self._agent = agent
         self._name = tool.name
         self._nested = NestedCalls(services, ctx, reconciling=reconciling)
-        self._nested_results: list[tuple[str, CallResult]] = []
-        """Those that ask something of the run."""
         self.progress = CallOutput(
             services.progress,
             ctx.conversation_id,
@@ -182,9 +180,9 @@ class RunningCall:
         async with self._ctx.commit() as tx:
             return tx.put_blob(data)
 
-    async def execute_tool(
+    def execute_tool(
         self, name: str, arguments: JsonValue, *, key: str | None = None
-    ) -> CallResult:
+    ) -> Coroutine[Any, Any, CallResult]:
         """Call another tool of this conversation, as the model would, and return its result.
 
         An error of it is a result too; only an abort of this call raises. Nothing is undone when
@@ -202,10 +200,8 @@ class RunningCall:
             NotJsonError: The arguments cannot be stored.
             OwnedTooDeepError: Calls are nested too deeply.
         """
-        result = await self._nested.execute(name, arguments, key)
-        if result.handoff is not None or result.terminate or result.add_tools:
-            self._nested_results.append((name, result))
-        return result
+        # Thousands of these may wait at a time: one frame less for each.
+        return self._nested.execute(name, arguments, key)
 
     def report_unheeded(self, final: FinalResult) -> None:
         """Report what nested calls asked of the run, where the call's own result does not.
@@ -213,7 +209,7 @@ class RunningCall:
         Args:
             final: The call's own result.
         """
-        for name, result in self._nested_results:
+        for name, result in self._nested.demanding:
             asked = []
             if result.handoff is not None and final.handoff is None:
                 asked.append("handoff")

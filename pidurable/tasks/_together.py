@@ -31,18 +31,24 @@ TOGETHER_MAX = 32
 """Most that one commit makes: a body keeps the loop from everybody else."""
 
 
-class _Asked:
-    """One who asks, from its call until it is answered."""
+class Asked:
+    """One who asks, until it is answered; called by trio, it gives up.
 
-    __slots__ = ("error", "make", "task", "value")
+    Thousands may wait at a time, and the garbage collector walks all that they hold again and
+    again. So each is one object, and its call waits in a frame of its own.
+    """
 
-    def __init__(
-        self, task: trio.lowlevel.Task, make: Callable[[TaskTransaction[Any, Any]], Any]
-    ) -> None:
-        self.task = task
-        self.make = make
+    __slots__ = ("_together", "error", "task", "value")
+
+    def __init__(self, together: Together) -> None:
+        self._together = together
+        self.task = trio.lowlevel.current_task()
         self.value: Any = None
         self.error: Exception | None = None
+
+    def make(self, tx: TaskTransaction[Any, Any]) -> Any:
+        """Create on the transaction. It raises before it has staged anything, or not."""
+        raise NotImplementedError
 
     def run(self, tx: TaskTransaction[Any, Any]) -> None:
         before = len(tx.writes)
@@ -54,6 +60,22 @@ class _Asked:
                 # It is in the commit with a part of what it does.
                 raise
             self.error = error
+
+    def __call__(self, _: Any) -> trio.lowlevel.Abort:
+        return self._together.give_up(self)
+
+
+class _Made(Asked):
+    """Who asks with a function."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, together: Together, function: Callable[[Any], Any]) -> None:
+        super().__init__(together)
+        self._function = function
+
+    def make(self, tx: TaskTransaction[Any, Any]) -> Any:
+        return self._function(tx)
 
 
 class Together:
@@ -74,9 +96,9 @@ class Together:
         """
         self._line = line
         self._run = run
-        self._asking: dict[_Asked, None] = {}
+        self._asking: dict[Asked, None] = {}
         """Those that no body has taken yet, in order; the leader is the first."""
-        self._leader: _Asked | None = None
+        self._leader: Asked | None = None
         self._in_flight = 0
         """Commits whose body has begun, or is about to."""
 
@@ -87,35 +109,46 @@ class Together:
         Args:
             make: Creates on the transaction. It raises before it has staged anything, or not.
         """
-        # Its own body would hold the line that the leader waits for.
-        self._line.check_not_nested()
-        asked = _Asked(trio.lowlevel.current_task(), make)
-        self._asking[asked] = None
-        if self._leader is None:
-            self._leader = asked
-            await self._lead(asked, at_once=not self._in_flight)
-        elif await self._is_to_lead(asked):
-            await self._lead(asked, at_once=True)
+        asked = _Made(self, make)
+        first = self.ask(asked)
+        if first or await trio.lowlevel.wait_task_rescheduled(asked):
+            await self.lead(asked, first=first)
         if asked.error is not None:
             raise asked.error
         return asked.value  # type: ignore[no-any-return]
 
-    async def _is_to_lead(self, asked: _Asked) -> bool:
-        """Wait until another's commit has answered (False), or has left one to lead (True)."""
+    # The parts of `create`, for whoever waits without a coroutine more: Ctrl-C must not come
+    # between them.
 
-        def abort(_: Any) -> trio.lowlevel.Abort:
-            if asked not in self._asking:
-                # Its body has been run by now.
-                return trio.lowlevel.Abort.FAILED
-            del self._asking[asked]
-            return trio.lowlevel.Abort.SUCCEEDED
+    def ask(self, asked: Asked) -> bool:
+        """Ask; True if it is the first and has to `lead`, else it has to wait.
 
-        leads: bool = await trio.lowlevel.wait_task_rescheduled(abort)
-        return leads
+        Woken with True it has to lead, too; with False it has been answered.
+        """
+        # Its own body would hold the line that the leader waits for.
+        self._line.check_not_nested()
+        self._asking[asked] = None
+        if self._leader is not None:
+            return False
+        self._leader = asked
+        return True
 
-    async def _lead(self, leader: _Asked, *, at_once: bool) -> None:
-        """Commit what is asked for, and answer those who asked."""
-        taken: list[_Asked] = []
+    def give_up(self, asked: Asked) -> trio.lowlevel.Abort:
+        """One who waits is cancelled."""
+        if asked not in self._asking:
+            # Its body has been run by now.
+            return trio.lowlevel.Abort.FAILED
+        del self._asking[asked]
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def lead(self, leader: Asked, *, first: bool) -> None:
+        """Commit what is asked for, and answer those who asked.
+
+        Args:
+            leader: Who asks.
+            first: Whether nobody else was asking, so that more may ask meanwhile.
+        """
+        taken: list[Asked] = []
 
         @trio.lowlevel.enable_ki_protection
         def body(tx: TaskTransaction[Any, Any]) -> None:
@@ -130,9 +163,10 @@ class Together:
             for asked in taken:
                 asked.run(tx)
 
+        waits = first and self._in_flight > 0
         self._in_flight += 1
         try:
-            if not at_once:
+            if waits:
                 await trio.lowlevel.checkpoint()
             await self._run(body)
         except BaseException as error:

@@ -188,7 +188,7 @@ TEETH = (
     TurnTooth(
         name="make a nested call anew when its caller runs again",
         module="agent/_nested.py",
-        find='task = tx.create_task(ToolTask, given, key=f"pi.tool {step}")',
+        find='task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")',
         become="task = tx.create_task(ToolTask, given)",
     ),
     TurnTooth(
