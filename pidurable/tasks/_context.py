@@ -59,6 +59,10 @@ ChildResultT = TypeVar("ChildResultT")
 T = TypeVar("T")
 
 
+def _goto(tx: TaskTransaction[Any, Any]) -> None:
+    tx.goto(tx.given)
+
+
 @final
 class TaskContext(Generic[InputT, CheckpointT, ResultT]):
     """What a phase, or the abort handler, of a task works with."""
@@ -272,11 +276,21 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
                 name=name,
             )
 
-    async def _run(self, body: Callable[[TaskTransaction[CheckpointT, ResultT]], T]) -> T:
+    async def _run(
+        self, body: Callable[[TaskTransaction[CheckpointT, ResultT]], T], given: Any = None
+    ) -> T:
+        """Commit a body that awaits nothing.
+
+        Args:
+            body: A function; one of a module with `given` costs less than a closure.
+            given: What it finds as `tx.given`.
+        """
         phase = self._phase
         if phase.sealed:
             raise InvocationEndedError(phase.task_id, "its phase had returned")
         tx: TaskTransaction[CheckpointT, ResultT] = TaskTransaction(self._runtime, phase)
+        if given is not None:
+            tx.given = given
         phase.in_flight += 1
         try:
             return await self._runtime.session.line.run_sync(tx, body)
@@ -288,7 +302,7 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
     async def goto(self, checkpoint: CheckpointT) -> None:
         """Commit the next checkpoint; its phase starts when this handler returns."""
-        await self._run(lambda tx: tx.goto(checkpoint))
+        await self._run(_goto, checkpoint)
 
     async def complete(self, result: ResultT) -> None:
         """Commit the result and end. Return after it: nothing can be committed any more.

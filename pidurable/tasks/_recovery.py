@@ -39,7 +39,7 @@ async def recover(runtime: Runtime) -> int:
         How many tasks were interrupted in the middle of a phase.
     """
     session = runtime.session
-    view = View(runtime.published, runtime.load)
+    view = View(runtime.published)
     tasks, settled = await session.blocking.run(_read, runtime, view.nodes)
     for part in _batched(tasks):
         for node in part:

@@ -44,13 +44,24 @@ class View:
 
     __slots__ = ("_load", "_skips", "intents", "lower", "nodes")
 
-    def __init__(self, lower: View | None, load: Callable[[int], AnyNode | None]) -> None:
+    def __init__(
+        self, lower: View | None, load: Callable[[int], AnyNode | None] | None = None
+    ) -> None:
+        """Begin an overlay in which nothing has changed.
+
+        Args:
+            lower: What it lies over, if anything.
+            load: Reads in what is not in memory; by default as the lower view does.
+        """
         self.lower = lower
         self._skips: dict[int, int] = {} if lower is None else lower._skips
         """For tasks that ended and are no nodes: where to go on looking for the next node above."""
         self.nodes: dict[int, AnyNode] = {}
         self.intents = False
         """Whether a node of this overlay (not of a lower view) has a new intent to cancel."""
+        if load is None:
+            assert lower is not None
+            load = lower._load
         self._load = load
 
     def find(self, id: int) -> AnyNode | None:
@@ -65,8 +76,14 @@ class View:
 
     def task(self, id: int) -> Node | None:
         """A task that is in memory (every live one is), or None."""
-        found = self.find(id)
-        return found if isinstance(found, Node) else None
+        # Asked more often than anything else, so it does not call `find`.
+        view: View | None = self
+        while view is not None:
+            found = view.nodes.get(id)
+            if found is not None:
+                return found if isinstance(found, Node) else None
+            view = view.lower
+        return None
 
     def find_above(self, node: AnyNode) -> AnyNode | None:
         """Where a node counts: the next node above, read in if it is not in memory."""

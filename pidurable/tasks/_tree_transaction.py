@@ -104,7 +104,7 @@ class TreeTransaction(Transaction):
     ) -> None:
         super().__init__(runtime.session, by_task=by_task, flush=flush)
         self._runtime = runtime
-        self.view = View(runtime.staged, runtime.load)
+        self.view = View(runtime.staged)
 
     # --- creating ------------------------------------------------------------------------
 

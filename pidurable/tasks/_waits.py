@@ -9,7 +9,7 @@ the storage for it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -52,12 +52,45 @@ def enter_invocation(runtime: Runtime, task_id: int) -> None:
 _NOT_ENDED = "wait for its end first, with `ctx.wait(on=[...])` or `wait_for_task`"
 
 
+class _Waiter:
+    """A trio task that waits for the end of a task; called by trio, it leaves.
+
+    One object and no closure: thousands may wait at a time, and the garbage collector walks them.
+    """
+
+    __slots__ = ("_awaited", "_table", "trio_task")
+
+    def __init__(self, table: _Waiters, awaited: int) -> None:
+        self.trio_task = trio.lowlevel.current_task()
+        self._table = table
+        self._awaited = awaited
+
+    def __call__(self, _: Any) -> trio.lowlevel.Abort:
+        waiting = self._table[self._awaited]
+        if waiting is self:
+            del self._table[self._awaited]
+        else:
+            assert isinstance(waiting, dict)
+            del waiting[self]
+            if not waiting:
+                del self._table[self._awaited]
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+_Waiters = dict[int, _Waiter | dict[_Waiter, None]]
+"""By the task that is awaited: nearly always one, or all of them in order."""
+
+
+def _each(waiting: _Waiter | dict[_Waiter, None]) -> Iterable[_Waiter]:
+    return waiting if isinstance(waiting, dict) else (waiting,)
+
+
 class Waits:
     """Who waits in memory, by task and by conversation."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._tasks: dict[int, dict[trio.lowlevel.Task, None]] = {}
+        self._tasks: _Waiters = {}
         self._idle: dict[int, dict[trio.Event, None]] = {}
 
     # --- telling -------------------------------------------------------------------------
@@ -67,8 +100,8 @@ class Waits:
         waiting = self._tasks.pop(node.id, None)
         if waiting is not None:
             told = None if stored is None else (node.kind, stored)
-            for task in waiting:
-                trio.lowlevel.reschedule(task, outcome.Value(told))
+            for waiter in _each(waiting):
+                trio.lowlevel.reschedule(waiter.trio_task, outcome.Value(told))
 
     def conversation_idle(self, conversation: int) -> None:
         for event in self._idle.pop(conversation, ()):
@@ -80,30 +113,26 @@ class Waits:
     def release(self) -> None:
         """The session serves nothing more: everybody looks why."""
         for waiting in self._tasks.values():
-            for task in waiting:
-                trio.lowlevel.reschedule(task)
+            for waiter in _each(waiting):
+                trio.lowlevel.reschedule(waiter.trio_task)
         self._tasks.clear()
         for events in self._idle.values():
             for event in events:
                 event.set()
         self._idle.clear()
 
-    def _enter(self, task_id: int) -> Callable[[Any], trio.lowlevel.Abort]:
-        """Let the calling trio task be woken by the end of a live task; returns what takes it back.
+    def _enter(self, task_id: int) -> _Waiter:
+        """Let the calling trio task be woken by the end of a live task.
 
         It is woken with the kind and the outcome of that task, or None where they are not at hand.
         """
-        task = trio.lowlevel.current_task()
-        self._tasks.setdefault(task_id, {})[task] = None
-
-        def leave(_: Any) -> trio.lowlevel.Abort:
-            waiting = self._tasks[task_id]
-            del waiting[task]
-            if not waiting:
-                del self._tasks[task_id]
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        return leave
+        waiter = _Waiter(self._tasks, task_id)
+        others = self._tasks.setdefault(task_id, waiter)
+        if isinstance(others, dict):
+            others[waiter] = None
+        elif others is not waiter:
+            self._tasks[task_id] = {others: None, waiter: None}
+        return waiter
 
     @staticmethod
     async def _wait(table: dict[int, dict[trio.Event, None]], key: int) -> None:
