@@ -64,9 +64,7 @@ class GenerationInput:
 
 def decode_blocks(value: Any) -> tuple[Block, ...]:
     """The blocks of queued content."""
-    (message,) = _codec.decode_messages([{"role": "user", "blocks": value, "at_us": 0}])
-    assert isinstance(message, UserMessage)
-    return message.blocks
+    return _codec.decode_blocks(value, path="$.blocks")
 
 
 def start_run(

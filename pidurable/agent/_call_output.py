@@ -128,7 +128,8 @@ class CallOutput:
         self._nested = nested
         self._closed = False
         self._diagnostics_dropped = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None
+        """Made for the first bytes: most calls put none out."""
         self.value_bytes_max = progress.value_bytes_max
         self.collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
         self.details: Any = None
@@ -141,6 +142,8 @@ class CallOutput:
 
     def add_bytes(self, data: bytes) -> None:
         """More output, as UTF-8; the beginning of a character waits for the rest of it."""
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.add(self._decoder.decode(data))
 
     def show(self, details: Any) -> None:

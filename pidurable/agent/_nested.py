@@ -18,7 +18,7 @@ from pidurable.agent._inbox import decode_blocks
 from pidurable.errors import InvalidArgumentError, OwnedTooDeepError, show
 from pidurable.records import _codec, _json
 from pidurable.records._checks import check_name
-from pidurable.records._messages import TextBlock, UserMessage
+from pidurable.records._messages import TextBlock
 from pidurable.registry._call import CallResult
 from pidurable.tasks._together import Asked, Together
 
@@ -48,8 +48,7 @@ class NestedCalls:
         self._services = services
         self._ctx = ctx
         self._reconciling = reconciling
-        self._together: Together | None = None
-        """Made for the first call: most tools make none."""
+        self._together = Together(services.session.line, ctx._run)
         self._made = 0
         """How many without a key were made so far: the place of the next."""
         self._open: str | None = None
@@ -83,8 +82,6 @@ class NestedCalls:
         else:
             step = self._next_place(name)
         together = self._together
-        if together is None:
-            together = self._together = Together(self._services.session.line, ctx._run)
         try:
             # As `Together.create` does: thousands of these may wait at a time, in few frames.
             asked = _Creation(together, self, name, arguments, step)
@@ -170,8 +167,7 @@ class _Creation(Asked):
 
 def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:
     """The result of a nested call, as its outcome keeps it."""
-    (message,) = _codec.encode_messages([UserMessage(blocks=tuple(blocks), at_us=0)])
-    stored: dict[str, Any] = {"blocks": message["blocks"]}
+    stored: dict[str, Any] = {"blocks": _codec.encode_blocks(blocks)}
     if structured is not None:
         stored["structured"] = structured
     if details is not None:

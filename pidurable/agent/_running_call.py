@@ -48,7 +48,9 @@ class RunningCall:
         self._ctx = ctx
         self._agent = agent
         self._name = tool.name
-        self._nested = NestedCalls(services, ctx, reconciling=reconciling)
+        self._reconciling = reconciling
+        self._nested: NestedCalls | None = None
+        """Made for the first call: most tools make none."""
         self.progress = CallOutput(
             services.progress,
             ctx.conversation_id,
@@ -200,6 +202,8 @@ class RunningCall:
             NotJsonError: The arguments cannot be stored.
             OwnedTooDeepError: Calls are nested too deeply.
         """
+        if self._nested is None:
+            self._nested = NestedCalls(self._services, self._ctx, reconciling=self._reconciling)
         # Thousands of these may wait at a time: one frame less for each.
         return self._nested.execute(name, arguments, key)
 
@@ -209,6 +213,8 @@ class RunningCall:
         Args:
             final: The call's own result.
         """
+        if self._nested is None:
+            return
         for name, result in self._nested.demanding:
             asked = []
             if result.handoff is not None and final.handoff is None:

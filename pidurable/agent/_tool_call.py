@@ -64,10 +64,12 @@ from pidurable.agent._tool_result import (
 )
 from pidurable.agent._tool_run import invoke, reconcile
 from pidurable.errors import DocumentTooLargeError, NotJsonError, OutcomeUnknownError
+from pidurable.records import _json
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
 from pidurable.records._messages import Block, TextBlock, ToolResultMessage
 from pidurable.registry._call import ToolResult
 from pidurable.registry._tool import Tool, ToolArgumentsError
+from pidurable.session._entry_form import plain_entry
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Task, phase
 from pidurable.tasks._errors import bounded
@@ -201,20 +203,27 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     async def _run(self, ctx: ToolContext, at: Execute, prepared: Prepared) -> None:
         """Perform the effect, whose intent is stored, and commit its outcome."""
         self._services.session.failpoints.hit("CP2")
-        tool = prepared.tool
-        call = RunningCall(self._services, ctx, prepared.agent, tool)
-        try:
-            came = await invoke(self._services, tool, prepared.kwargs, call)
-            if isinstance(came, OutcomeUnknownError):
-                final = await self._unknown(ctx, at, came, call)
-            else:
-                final = came
-                call.report_unheeded(came)
-        finally:
-            call.progress.close()
+        # What a running call holds is gone by the commit of its outcome: hundreds may wait there.
+        final = await self._invoked(ctx, at, prepared)
         if final is not None:
             self._services.session.failpoints.hit("CP3")
-            await self._finish(ctx, at, tool, final)
+            if ctx.handlers("after_tool"):
+                final = await self._looked_over(ctx, at, prepared.tool, final)
+            await self._store(ctx, final)
+
+    async def _invoked(
+        self, ctx: ToolContext, at: Execute, prepared: Prepared
+    ) -> FinalResult | None:
+        """Run the tool; None where its checkpoint says by now that the outcome is unknown."""
+        call = RunningCall(self._services, ctx, prepared.agent, prepared.tool)
+        try:
+            came = await invoke(self._services, prepared.tool, prepared.kwargs, call)
+            if isinstance(came, OutcomeUnknownError):
+                return await self._unknown(ctx, at, came, call)
+            call.report_unheeded(came)
+            return came
+        finally:
+            call.progress.close()
 
     async def _unknown(
         self, ctx: ToolContext, at: Execute, raised: OutcomeUnknownError, call: RunningCall
@@ -389,37 +398,44 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     ) -> None:
         """Let the `after_tool` hooks replace the result of a call that may have run; store it."""
         if ctx.handlers("after_tool"):
-            bounds = bounds_of(tool, ctx.settings.value_bytes_max)
-
-            def accept(by: ToolResult) -> ToolResult:
-                nonlocal final
-                final = replaced(final, by, bounds)
-                return final.as_given()
-
-            asked = AfterTool(
-                conversation_id=ctx.conversation_id,
-                task=int(ctx.task_id),
-                name=ctx.input.name,
-                arguments=at.arguments,
-                nested=ctx.input.caller is not None,
-                result=final.as_given(),
-            )
-            await ask_after_tool(ctx, asked, accept)
+            final = await self._looked_over(ctx, at, tool, final)
         await self._store(ctx, final)
+
+    async def _looked_over(
+        self, ctx: ToolContext, at: Execute, tool: Tool[..., Any] | None, final: FinalResult
+    ) -> FinalResult:
+        """The result as the `after_tool` hooks have left it."""
+        bounds = bounds_of(tool, ctx.settings.value_bytes_max)
+
+        def accept(by: ToolResult) -> ToolResult:
+            nonlocal final
+            final = replaced(final, by, bounds)
+            return final.as_given()
+
+        asked = AfterTool(
+            conversation_id=ctx.conversation_id,
+            task=int(ctx.task_id),
+            name=ctx.input.name,
+            arguments=at.arguments,
+            nested=ctx.input.caller is not None,
+            result=final.as_given(),
+        )
+        await ask_after_tool(ctx, asked, accept)
+        return final
 
     async def _store(self, ctx: ToolContext, final: FinalResult) -> None:
         """One commit: the result's entry, and the outcome that names it."""
-
-        def body(tx: Tx) -> None:
-            receipt = self._close(tx, ctx, final)
-            if final.error is not None:
-                tx.fail(final.error, result=receipt)
-            else:
-                tx.complete(receipt)
-
         # A body that awaits nothing costs less than a block, and a call has little else.
-        await ctx._run(body)
+        await ctx._run(self._end, (ctx, final))
         self._services.session.failpoints.hit("CP4")
+
+    def _end(self, tx: Tx) -> None:
+        ctx, final = tx._given
+        receipt = self._close(tx, ctx, final)
+        if final.error is not None:
+            tx.fail(final.error, result=receipt)
+        else:
+            tx.complete(receipt)
 
     def _close(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> ToolReceipt:
         """Stage all that the end of a call changes besides its task."""
@@ -472,7 +488,9 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             "is_error": final.is_error,
             "code": final.code,
         }
-        return tx.append(ctx.conversation_id, place, kind="pi.nested_result")
+        # Its name was read from the store, and all of it is JSON: there is nothing to check.
+        text = _json.encode_plain(place)
+        return tx.append_encoded(ctx.conversation_id, plain_entry("pi.nested_result", text))
 
     async def abort(self, at: Checkpoint, ctx: ToolContext) -> None:
         """An aborted result, with what was put out so far."""

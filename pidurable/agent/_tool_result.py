@@ -146,6 +146,10 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
         NotJsonError: Details or structured output are not strict JSON, or too large together.
         ToolArgumentsError: The structured output does not fit the declared schema.
     """
+    if type(returned) is str and progress.details is None and not progress.diagnostics:
+        # What nearly every tool returns, in the same form as all the rest.
+        bounds = bounds_of(tool, progress.value_bytes_max)
+        return FinalResult(blocks=(_bounded_text(returned, bounds, bounds.bytes_max),))
     result = returned if isinstance(returned, ToolResult) else ToolResult(_content(returned))
     if result.content is None:
         # Already bounded, and its mark counts everything that was dropped.
@@ -277,14 +281,9 @@ def _bounded_blocks(blocks: Sequence[Block], bounds: Bounds) -> tuple[Block, ...
             dropped += 1
             continue
         if isinstance(block, TextBlock):
-            text = bounded_output(
-                block.text,
-                bytes_max=left,
-                lines_max=bounds.lines_max,
-                keep=bounds.keep,
-            )
-            left -= len(text.encode())
-            kept.append(TextBlock(text=text))
+            part = _bounded_text(block.text, bounds, left)
+            left -= len(part.text.encode())
+            kept.append(part)
         elif isinstance(block, ImageBlock):
             media_type = bounded(clean_output(str(block.media_type)), MEDIA_TYPE_BYTES_MAX)
             kept.append(ImageBlock(blob=clean_output(block.blob), media_type=media_type))
@@ -293,6 +292,13 @@ def _bounded_blocks(blocks: Sequence[Block], bounds: Bounds) -> tuple[Block, ...
     if dropped:
         kept.append(TextBlock(text=f"[{dropped} blocks of output were dropped]"))
     return tuple(kept)
+
+
+def _bounded_text(text: str, bounds: Bounds, bytes_max: int) -> TextBlock:
+    """A text within what is left of the tool's limits."""
+    return TextBlock(
+        text=bounded_output(text, bytes_max=bytes_max, lines_max=bounds.lines_max, keep=bounds.keep)
+    )
 
 
 def shown_blocks(tx: Transaction, blocks: Sequence[Block]) -> tuple[Block, ...]:

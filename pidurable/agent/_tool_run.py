@@ -37,9 +37,12 @@ async def invoke(
     services: AgentServices, tool: Tool[..., Any], kwargs: dict[str, Any], call: RunningCall
 ) -> FinalResult | OutcomeUnknownError:
     """Run the tool, and make a result of whatever comes out of it."""
-    scope = trio.CancelScope(deadline=trio.current_time() + _seconds(tool))
-    returned: object = None
+    # Most tools have no limit, and then nobody else could cancel the scope either.
+    scope = None if tool.timeout is None else trio.move_on_after(tool.timeout)
     try:
+        if scope is None:
+            return final_result(await tool.invoke(kwargs, call), tool, call.progress)
+        returned: object = None
         with scope:
             returned = await tool.invoke(kwargs, call)
         if not scope.cancelled_caught:
@@ -55,7 +58,7 @@ async def invoke(
             return unknown  # noqa: ASYNC104 - _passes lets it by
         text, code = described(raised), "tool_error"
         call.report(f"tool {tool.name!r} raised {text}")
-        if scope.cancel_called:
+        if scope is not None and scope.cancel_called:
             text, code = f"{_timeout_text(tool)} Stopping it raised {text}", "timeout"
     return with_output(error_result(code, text, failed=True), call.progress)
 

@@ -65,12 +65,14 @@ from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
 from pidurable.records._plain import (
     completed_text as completed_text,
+    decode_blocks as decode_blocks,
     decode_edits as decode_edits,
     decode_error as decode_error,
     decode_messages as decode_messages,
     decode_outcome as decode_outcome,
     decode_usage as decode_usage,
     decode_wait as decode_wait,
+    encode_blocks as encode_blocks,
     encode_edits as encode_edits,
     encode_error as encode_error,
     encode_messages as encode_messages,
@@ -97,11 +99,14 @@ class Codec:
     _extra: Extra
     _forms: dict[Any, Form]
     _converter: _Converter
+    decoder: Callable[..., Any]
+    """`decode`, bound once: every entry that is kept in memory holds it."""
 
     def __init__(self, extra: Extra | None = None) -> None:
         self._extra = dict(extra or {})
         self._forms = {}
         self._converter = _Converter(self.form)
+        self.decoder = self.decode
 
     def encode(self, value: Any, type_: Any = None, *, path: str = "$") -> JsonValue:
         """Return the value as strict JSON that shares nothing with it.

@@ -186,6 +186,26 @@ def _choose(
     return reader
 
 
+def encode_blocks(blocks: Sequence[Block], *, path: str = "$") -> list[JsonValue]:
+    """Return the stored shape of blocks, as it is within a message.
+
+    Raises:
+        NotJsonError: One is no block; see its path.
+    """
+    return _encode_each(blocks, path, _encode_block)
+
+
+def decode_blocks(json: JsonValue, *, path: str = "$") -> tuple[Block, ...]:
+    """Read blocks from their stored shape.
+
+    Raises:
+        NotJsonError: An unknown block or field, or a value of another type; see its path.
+    """
+    return tuple(
+        _read_block(item, join_path(path, index)) for index, item in enumerate(_list(json, path))
+    )
+
+
 # --- messages ---------------------------------------------------------------------------------
 
 

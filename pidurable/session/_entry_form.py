@@ -50,6 +50,19 @@ class EncodedEntry(NamedTuple):
         }
 
 
+def plain_entry(kind: str, data_text: str) -> EncodedEntry:
+    """An entry that no model sees, of data that is encoded already; nothing is checked again."""
+    return EncodedEntry(
+        kind=kind,
+        data_text=data_text,
+        messages_text=None,
+        messages=(),
+        edits_text=None,
+        edits=(),
+        head=None,
+    )
+
+
 def encode_entry(
     session: Session,
     value: object,

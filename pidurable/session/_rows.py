@@ -43,7 +43,7 @@ def entry_of(row: EntryRow, codec: Codec, storage: Storage) -> Entry:
         edits=_part(storage, row, "edits", row.edits, _codec.decode_edits, ()),
         by_task=row.by_task,
         at_us=row.at_us,
-        decode=codec.decode,
+        decode=codec.decoder,
     )
 
 

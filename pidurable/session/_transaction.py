@@ -224,7 +224,7 @@ class Transaction(ForkWork):
                 edits=encoded.edits,
                 by_task=self._by_task,
                 at_us=at_us,
-                decode=session.codec.decode,
+                decode=session.codec.decoder,
             )
         )
         return number

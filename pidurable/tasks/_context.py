@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 def _goto(tx: TaskTransaction[Any, Any]) -> None:
-    tx.goto(tx.given)
+    tx.goto(tx._given)
 
 
 @final
@@ -283,14 +283,14 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
 
         Args:
             body: A function; one of a module with `given` costs less than a closure.
-            given: What it finds as `tx.given`.
+            given: What it finds as `tx._given`.
         """
         phase = self._phase
         if phase.sealed:
             raise InvocationEndedError(phase.task_id, "its phase had returned")
         tx: TaskTransaction[CheckpointT, ResultT] = TaskTransaction(self._runtime, phase)
         if given is not None:
-            tx.given = given
+            tx._given = given
         phase.in_flight += 1
         try:
             return await self._runtime.session.line.run_sync(tx, body)

@@ -62,7 +62,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
     _aborts_itself = False
     _checked = False
     _lent_to: str | None = None
-    given: Any = None
+    _given: Any = None
     """What the body works with, where it is no closure."""
 
     def __init__(self, runtime: Runtime, phase: Phase) -> None:

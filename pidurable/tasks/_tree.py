@@ -44,6 +44,8 @@ class View:
 
     __slots__ = ("_load", "_skips", "intents", "lower", "nodes")
 
+    _load: Callable[[int], AnyNode | None]
+
     def __init__(
         self, lower: View | None, load: Callable[[int], AnyNode | None] | None = None
     ) -> None:

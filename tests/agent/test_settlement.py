@@ -72,8 +72,8 @@ class Faults:
                 self.hit("after", block._phase)
             return swallowed
 
-        async def running(ctx: Any, body: Callable[[Any], Any]) -> Any:
-            came = await ran(ctx, body)
+        async def running(ctx: Any, body: Callable[[Any], Any], given: Any = None) -> Any:
+            came = await ran(ctx, body, given)
             self.hit("after", ctx._phase)
             return came
 
