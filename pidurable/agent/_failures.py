@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from pidurable.agent._ask import moment_after, next_try
+from pidurable.agent._ask import cancel_deferred, moment_after, next_try
 from pidurable.agent._attempts import append_attempt, estimated_usage
 from pidurable.agent._boundaries import end_run
 from pidurable.agent._checkpoints import GenerationContext, Poll, Request, Retry, run_of
@@ -48,7 +48,7 @@ async def request_failed(
         error: Why it has failed.
         request: What was sent.
         partial: What came.
-        deferred: The poll, where it was one.
+        deferred: The poll, where it was one. Where nobody asks again, its provider is told.
         used: What it took, by an answer that cannot be stored; else that is estimated.
     """
     session = services.session
@@ -70,6 +70,8 @@ async def request_failed(
     if deferred is not None and delay is not None:
         # Asking again costs nothing: the answer, once it is there, brings what it took.
         usage = Usage()
+    if deferred is not None and delay is None:
+        await cancel_deferred(services.models, request, deferred.handle, ctx.report)
     async with ctx.commit() as tx:
         append_attempt(
             tx,

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
+import attrs
+
 from pidurable.agent._answered import store_answer, store_deferred
 from pidurable.agent._ask import (
     NO_MODELS,
@@ -232,8 +234,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             now_us = services.session.clock.now_us()
             late = deferred_too_long(now_us, deferred.since_us, ctx.settings)
             if late is not None:
-                await cancel_deferred(services.models, request, answer.handle, ctx.report)
-                await request_failed(services, ctx, at, late, request, partial)
+                last = attrs.evolve(deferred, handle=answer.handle)
+                await request_failed(services, ctx, at, late, request, partial, last)
                 return
         observed: list[Observed] = []
         goes_on: Sequence[Block] | None = None

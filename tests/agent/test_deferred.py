@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -191,10 +191,15 @@ async def test_a_failed_poll_asks_again_and_sends_nothing_again(autojump_clock: 
     assert world.model.polls == [{"step": 0, "polls": 1}] * 2
 
 
-async def test_a_poll_that_is_refused_ends_the_run(autojump_clock: MockClock) -> None:
-    """An error that no retry mends leaves the input unanswered, with the provider's text."""
-    error = ScriptedError(kind="other", detail="that request is not known")
-    world = World(Step(text="never", defer=Defer(error=error)))
+@pytest.mark.parametrize("kind", ["other", "retryable"])
+async def test_a_poll_that_is_refused_ends_the_run(
+    autojump_clock: MockClock, kind: Literal["other", "retryable"]
+) -> None:
+    """An error that no retry mends, or the last of all tries, leaves the input unanswered, with the
+    provider's text; the provider is told that nobody asks any more.
+    """
+    error = ScriptedError(kind=kind, detail="that request is not known")
+    world = World(Step(text="never", defer=Defer(error=error)), settings=Settings(request_tries=0))
 
     async with world.open() as harness:
         outcome = await ask(harness, "go")
@@ -205,6 +210,7 @@ async def test_a_poll_that_is_refused_ends_the_run(autojump_clock: MockClock) ->
     assert usage["requests"] == 1
     assert (outcome.reason, record.status) == ("model_error", "unanswered")
     assert "that request is not known" in outcome.detail
+    assert world.model.cancelled == [{"step": 0, "polls": 1}]
 
 
 @pytest.mark.parametrize(
