@@ -30,7 +30,15 @@ from pidurable.errors import (
     show,
 )
 from pidurable.storage import _export_form as form
-from pidurable.storage._contract import Batch, Head, HolderClaim, Op, RecordKind, Storage
+from pidurable.storage._contract import (
+    RECORDS,
+    Batch,
+    Head,
+    HolderClaim,
+    Op,
+    RecordKind,
+    Storage,
+)
 from pidurable.storage._export import Exported, MoveProgress
 from pidurable.storage._import_checks import ImportChecks, WrongLineError, parse_line
 from pidurable.storage._migrate import SCHEMA
@@ -276,17 +284,42 @@ _INSERT = {
 }
 
 
+_KEYED: dict[RecordKind, int] = {
+    kind: RECORDS[kind].columns.index(column)
+    for kind, column in (
+        (RecordKind.CONVERSATION, "key"),
+        (RecordKind.TASK, "key"),
+        (RecordKind.SIGNAL, "key"),
+        (RecordKind.SUBMISSION, "request_id"),
+    )
+}
+"""Where the key stands by which a record is found when it is asked for again."""
+
+
 @attrs.define(eq=False)
 class _Copying:
-    """What a copy has anew: no effect of it may be taken for one of the original."""
+    """What a copy has anew: no effect of it may be taken for one of the original.
+
+    Inside of the session it is the other way round: code that runs again in the copy finds what it
+    had made under a key that the session gave it (`ctx.key`), so there such a key follows the uuid.
+    """
 
     new_uuid: Callable[[], str] | None
     """None for a move."""
+    origin: str
+    uuid: str
 
     def row(self, kind: RecordKind, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self.new_uuid is None or kind is not RecordKind.CONVERSATION:
+        if self.new_uuid is None:
             return row
-        return row[0], self.new_uuid(), *row[2:]
+        place = _KEYED.get(kind)
+        key = None if place is None else row[place]
+        if place is not None and key is not None and key.startswith(f"{self.origin}:"):
+            renamed = self.uuid + key.removeprefix(self.origin)
+            row = (*row[:place], renamed, *row[place + 1 :])
+        if kind is RecordKind.CONVERSATION:
+            row = (row[0], self.new_uuid(), *row[2:])
+        return row
 
 
 def _load_steps(
@@ -346,7 +379,8 @@ def _fill_steps(
         epoch = storage.acquire(options.claim, takeover=False).epoch
         load = _Load(storage, epoch, head)
         checks = ImportChecks(head, options.value_bytes_max)
-        copying = _Copying(options.new_uuid if options.as_copy else None)
+        new_uuid = options.new_uuid if options.as_copy else None
+        copying = _Copying(new_uuid, origin.uuid, uuid)
         digest = yield from _load_steps(lines, checks, load, copying)
     except WrongLineError as error:
         raise lines.wrong(error) from error

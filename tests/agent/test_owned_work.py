@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import attrs
@@ -20,10 +21,13 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable import export_session, import_session
 from pidurable.agent._script import ScriptedCall, Step, When
 from pidurable.agent._services import AgentChange
 from pidurable.records._limits import Settings
 from pidurable.registry import ToolCall
+from pidurable.session._seams import InlineBlocking
+from pidurable.storage import MemoryStorage
 
 # --- aborts -------------------------------------------------------------------------------------
 
@@ -325,3 +329,31 @@ async def test_a_child_starts_with_its_parent_s_agent(autojump_clock: MockClock)
     assert outcome.text == "ok"
     assert (agent["model"], agent["instructions"]) == (MODEL, "you are the child")
     assert (own, total) == (1, 3)
+
+
+async def test_a_copy_of_a_session_asks_a_running_sub_agent_once(autojump_clock: MockClock) -> None:
+    """Run again in the copy, the caller finds the question that it had asked before the copy."""
+    top = attrs.evolve(calls("subagent", task="look closely"), when=When(user="go"))
+    world = World(top, attrs.evolve(calls("slow"), when=When(user="look")))
+    async with world.open() as harness:
+        root = await harness.root()
+        await root.submit("go", request_id="r1")
+        await world.reached.wait()
+        exported = io.BytesIO()
+        await export_session(world.base, exported, blocking=InlineBlocking())
+    exported.seek(0)
+    report = await import_session(
+        exported, MemoryStorage, as_copy=True, blocking=InlineBlocking(), clock=world.clock
+    )
+    assert report.storage is not None
+    (child,) = (int(line.split()[1]) for line in world.ledger if line.startswith("child"))
+    world.base = report.storage
+    world.ledger.clear()
+    async with world.open() as harness:
+        harness.start()
+        await trio.sleep(1)
+        ledger = sorted(line.split()[0] for line in world.ledger)
+        asked = harness.session.storage.open_submissions(child)
+
+    assert ledger == ["child", "slow"]
+    assert len(asked) == 1

@@ -55,6 +55,22 @@ def test_a_copy_has_other_uuids_and_nothing_else() -> None:
     assert (report.origin, report.uuid) == (lines()[0]["uuid"], "new-0")
 
 
+def test_keys_that_the_session_gave_follow_the_uuid_of_a_copy() -> None:
+    """By them work finds what it made; a key that somebody else chose stays what it is."""
+    keyed = (("conversation", "key"), ("task", "key"), ("signal", "key"))
+    bent, expected = lines(), lines(uuid="new-0")
+    for record, name in (*keyed, ("submission", "request_id")):
+        find(bent, record)[name] = f"{lines()[0]['uuid']}:5:task"
+        find(expected, record)[name] = "new-0:5:task"
+    find(expected, "conversation")["uuid"] = "new-1"
+    find(expected, "conversation", 1)["uuid"] = "new-2"
+
+    report = imported(signed(bent), as_copy=True)
+
+    assert report.storage is not None
+    assert exported(report.storage) == signed(expected)
+
+
 def put(record: str, number: int = 0, /, **changes: Any) -> Callable[[list[Line]], None]:
     """Change columns of a record; one that becomes `...` is left out."""
 
