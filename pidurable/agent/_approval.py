@@ -28,9 +28,11 @@ from pidurable.agent._grants import RISKS, place_of, use_grant
 from pidurable.agent._hooks import Ask
 from pidurable.agent._output import clean_output
 from pidurable.agent._permissions import (
+    NOBODY_WAITS,
     Asked,
     PermissionRequest,
     Subject,
+    has_returned_above,
     note_use,
     open_request,
     supersede,
@@ -198,7 +200,8 @@ async def ask(
         before: A yes that does not cover the call as it is now.
 
     Returns:
-        True: a grant covers the call, and its intent is stored. False: it is parked.
+        True: a grant covers the call, and its intent is stored. False: it is parked, or it is to be
+        aborted because nobody waits for it any more.
 
     Raises:
         NotJsonError, DocumentTooLargeError: The request cannot be stored: too deep, or too large
@@ -223,6 +226,10 @@ async def ask(
             note_use(tx, task=task, conversation=conversation, asked=asked, grant=grant)
             tx.goto(intent)
             return True
+        if has_returned_above(tx, task):
+            # Not even an answer would come to anybody; what a grant lets run goes on.
+            tx.mark(task, NOBODY_WAITS)
+            return False
         _park(tx, task=task, conversation=conversation, asked=asked)
         return False
 

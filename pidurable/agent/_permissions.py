@@ -73,13 +73,34 @@ from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.session import _documents
 from pidurable.session._documents import Address
 from pidurable.session._transaction import PRINCIPAL_CHARACTERS_MAX
-from pidurable.tasks._tree import WAITING, Node
+from pidurable.tasks._tree import COMPLETING, WAITING, Node
 from pidurable.tasks._tree_transaction import TreeTransaction, to_us
 
 if TYPE_CHECKING:
     from pidurable.agent._services import AgentServices
     from pidurable.errors import SessionPoisonedError
     from pidurable.tasks._runtime import Runtime
+
+
+NOBODY_WAITS = "its caller has returned, and nobody waits for it"
+
+
+def _is_nested_below(path: list[list[Any]], call: int) -> bool:
+    """Whether nothing but calls is between a call and what is below it."""
+    ids = [id for _, id in path]
+    return call in ids and all(kind == "pi.tool" for kind, _ in path[ids.index(call) :])
+
+
+def has_returned_above(tx: TreeTransaction, task: int) -> bool:
+    """Whether a call, or a nested call that it is below of, was made by one that has returned."""
+    node = tx.view.task(task)
+    while node is not None and node.owner is not None:
+        node = tx.view.task(node.owner)
+        if node is None or node.kind != "pi.tool":
+            return False
+        if node.status is COMPLETING:
+            return True
+    return False
 
 
 class Permissions:
@@ -271,6 +292,22 @@ class Permissions:
         if is_open(tx, address):
             others = self._maybe_open()
             leave_open(tx, address, "closed", others=others, closed_reason=reason)
+
+    def give_up_below(self, tx: TreeTransaction, call: int) -> None:
+        """Abort the nested calls of a call that has returned which have only asked a person so far.
+
+        Nobody is left to hear of them, and a yes would run them for nobody; but their caller, and
+        with it the run, would wait for one.
+        """
+        for address in list(self._maybe_open()):
+            value = tx.doc_value(address)
+            if (
+                value is not None
+                and value["state"] == "open"
+                and value["subject"] == "call"
+                and _is_nested_below(value["path"], call)
+            ):
+                tx.mark(value["task"], NOBODY_WAITS)
 
     def _maybe_open(self) -> Collection[Address]:
         """Where all requests are that may be open, those of commits that are being stored too."""

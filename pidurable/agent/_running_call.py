@@ -188,7 +188,8 @@ class RunningCall:
         """Call another tool of this conversation, as the model would, and return its result.
 
         An error of it is a result too; only an abort of this call raises. Nothing is undone when
-        the wait for it is cancelled: it goes on until this call has ended.
+        the wait for it is cancelled: it goes on, and this call ends after it. Only where it would
+        still have to ask a person when this call has returned is it aborted: nobody hears of it.
 
         Args:
             name: One of the tools that the conversation offers.

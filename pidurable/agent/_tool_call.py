@@ -436,6 +436,9 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             tx.fail(final.error, result=receipt)
         else:
             tx.complete(receipt)
+            own = tx.view.task(ctx.task_id)
+            if own is not None and own.below:
+                self._services.permissions.give_up_below(tx, int(ctx.task_id))
 
     def _close(self, tx: Tx, ctx: ToolContext, final: FinalResult) -> ToolReceipt:
         """Stage all that the end of a call changes besides its task."""

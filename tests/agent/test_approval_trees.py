@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import trio
-from agent_world import ask, calls, results, verify
+from agent_world import ask, calls, results, text_of, verify
 from approval_world import GuardedWorld, acts, ask_for_act, begin, rest, the_open
 from trio.testing import MockClock
 
@@ -211,6 +212,64 @@ async def test_a_nested_call_of_a_dead_caller_asks_nobody(autojump_clock: MockCl
     assert (answer.text, result.code) == ("done", "interrupted")
     assert (found.state, found.closed_reason) == ("closed", "aborted")
     assert world.ledger == []
+
+
+def leaving(levels: int, *, asks_late: bool) -> Any:
+    """A tool that gives a nested call up after a while, and returns; or before that one asks."""
+
+    @tool(name="nest", replay="safe")
+    async def nest(level: int, call: ToolCall) -> str:
+        """Go one level down.
+
+        Args:
+            level: Which.
+        """
+        if level == levels:
+            if asks_late:
+                await call.sleep(10)
+            return (await call.execute_tool("act", {"what": "ship"})).text
+        with trio.move_on_after(5 if level == 0 else math.inf):
+            return (await call.execute_tool("nest", {"level": level + 1})).text
+        return "gave it up"
+
+    return nest
+
+
+@pytest.mark.parametrize("asks_late", [False, True], ids=["asked before", "asks later"])
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_a_nested_call_that_its_caller_has_given_up_waits_for_nobody(
+    autojump_clock: MockClock, levels: int, asks_late: bool
+) -> None:
+    """Once that has returned, a request far below is closed, nothing runs, and the run goes on."""
+    nest = leaving(levels, asks_late=asks_late)
+    world = GuardedWorld(calls("nest", level=0), "done", tools=[nest])
+    async with world.open() as harness:
+        submission = await begin(harness)
+        asked = [request.id for request in harness.permissions()]
+        with trio.fail_after(60):
+            outcome = await submission.wait()
+        await harness.wait_for_idle()
+        closed = [await harness.permission(id) for id in asked]
+        (result,) = await results(harness)
+        await verify(world, harness)
+
+    assert (outcome.text, text_of(result)) == ("done", "gave it up")
+    assert len(asked) == (0 if asks_late else 1)
+    assert {(each.state, each.closed_reason) for each in closed} <= {("closed", "aborted")}
+    assert world.ledger == []
+
+
+async def test_a_call_that_its_caller_has_given_up_runs_to_its_end_where_nobody_is_asked(
+    autojump_clock: MockClock,
+) -> None:
+    """What a grant lets run, or what needs none, holds the caller as ever; nothing is cut."""
+    nest = leaving(1, asks_late=True)
+    world = GuardedWorld(calls("nest", level=0), "done", tools=[nest], policy=lambda call: None)
+    async with world.open() as harness:
+        assert (await ask(harness, "go")).text == "done"
+        await verify(world, harness)
+
+    assert world.ledger == ["act ship"]
 
 
 # C061
