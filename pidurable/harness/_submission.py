@@ -109,22 +109,27 @@ class Submission:
         held = harness._runtime.waits.holding(
             self.id, others=(self.id,), bounded=timeout is not None
         )
-        with held, trio.move_on_after(most):
-            while True:
-                # Looked at before anything can cancel: with a timeout of 0 too.
-                record = self._record()
-                if record.status in ("done", "unanswered"):
-                    session = harness.session
-                    answer = None
-                    if record.answer is not None:
-                        answer = session.kept_entry(record.conversation_id, record.answer)
-                    settled = settled_of(record, session.storage, session.codec, answer=answer)
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    return settled
-                await harness.submission_changed(self.id)
-                harness.check_serving()
-        assert timeout is not None
+        with held:
+            if timeout is None:
+                return await self._settled()
+            with trio.move_on_after(most):
+                return await self._settled()
         raise WaitTimeoutError(f"the answer to submission {self.id}", timeout)
+
+    async def _settled(self) -> Settled:
+        harness, session = self._harness, self._harness.session
+        while True:
+            # Looked at before anything can cancel: with a timeout of 0 too.
+            record = self._record()
+            if record.status in ("done", "unanswered"):
+                answer = None
+                if record.answer is not None:
+                    answer = session.kept_entry(record.conversation_id, record.answer)
+                settled = settled_of(record, session.storage, session.codec, answer=answer)
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return settled
+            await harness.submission_changed(self.id)
+            harness.check_serving()
 
 
 def settled_of(

@@ -46,14 +46,17 @@ def reserve_at_once(runtime: Runtime, tx: TreeTransaction, created: list[Node]) 
         return None
     if index.ready or index.slotless or not runtime.session.confirmed():
         return None
+    made_ready = _woken(runtime, tx)
+    made_ready += (
+        node.id for node in created if node.status is PENDING and node.kind in runtime.at_once
+    )
+    if not made_ready:
+        return None
     starts = Starts()
-    for id in _woken(runtime, tx):
+    for id in made_ready:
         _reserve(runtime, tx, id, starts)
-    for node in created:
         if len(starts.invocations) >= AT_ONCE_MAX:
             break
-        if node.status is PENDING and node.kind in runtime.at_once:
-            _reserve(runtime, tx, node.id, starts)
     return starts if starts.invocations else None
 
 
@@ -104,7 +107,7 @@ def _reserve(runtime: Runtime, tx: TreeTransaction, id: int, starts: Starts) -> 
     if found.marked or found.blocked is not None or found.recoveries or found.tries:
         return
     takes_slot = not found.below
-    if takes_slot and not runtime.scheduler.has_slot(found.kind, starts.slots):
+    if takes_slot and not runtime.scheduler.has_slot(found.kind, starts):
         return
     definition = runtime.snapshot().definition(found.kind)
     if definition is None or definition_info(definition).version != found.version:

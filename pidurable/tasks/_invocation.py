@@ -7,7 +7,6 @@ It is started once that commit is durable, and dies with the process.
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -73,18 +72,32 @@ class Invocation:
 class Starts:
     """The invocations that one commit reserves, and the slots that they take."""
 
-    __slots__ = ("invocations", "slots")
+    __slots__ = ("invocations", "slots", "taken")
 
     def __init__(self) -> None:
         self.invocations: list[Invocation] = []
-        self.slots: Counter[str] = Counter()
+        self.slots: dict[str, int] = {}
+        """How many slots of each kind they take."""
+        self.taken = 0
+        """How many in all."""
+
+    def take(self, kind: str, count: int = 1) -> None:
+        """Count slots that are taken, or given back."""
+        self.slots[kind] = self.slots.get(kind, 0) + count
+        self.taken += count
+
+    def include(self, others: Starts) -> None:
+        """Count those of another commit, too."""
+        self.invocations += others.invocations
+        for kind, count in others.slots.items():
+            self.take(kind, count)
 
     def add(
         self, node: Node, definition: Task[Any, Any, Any], *, aborting: bool, takes_slot: bool
     ) -> None:
         """The next invocation of a task, as the commit stores it."""
         if takes_slot:
-            self.slots[node.kind] += 1
+            self.take(node.kind)
         self.invocations.append(
             Invocation(
                 node.id,

@@ -389,7 +389,7 @@ class Pass:
 
     def _free(self, kind: str) -> bool:
         """Whether a task of this kind could be started besides what this pass starts."""
-        return self._scheduler.has_slot(kind, self.starts.slots)
+        return self._scheduler.has_slot(kind, self.starts)
 
     def _reserve_slotless(self) -> None:
         """Start those with live work below: what they wait for a slot for may have the slot.
@@ -410,7 +410,7 @@ class Pass:
 
     def _reserve_ready(self) -> None:
         ready, scheduler = self._index.ready, self._scheduler
-        while ready and self._room() and scheduler.free_total() > self.starts.slots.total():
+        while ready and self._room() and scheduler.free_total() > self.starts.taken:
             kind = ready.next_kind()
             if not self._free(kind):
                 ready.set_full(kind)

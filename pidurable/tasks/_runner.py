@@ -15,7 +15,7 @@ import trio
 
 from pidurable.errors import InternalError, SessionPoisonedError
 from pidurable.records._limits import STOP_REPORT_SECONDS
-from pidurable.session._seams import logger
+from pidurable.session._seams import VirtualClock, logger
 from pidurable.tasks._run import Invocation, run_invocation
 from pidurable.tasks._tree import RUNNING
 
@@ -38,6 +38,9 @@ class Runner:
         """Those that were told to stop, or that have nothing left to do, and have not returned."""
         self._sleeping = trio.CancelScope()
         """What the reports sleep in, until one of those is worth a report."""
+        self._wakes_at = math.inf
+        """The deadline of that, which is dearer to ask for, and to set."""
+        self._virtual = isinstance(runtime.session.clock, VirtualClock)
 
     def start(self, invocation: Invocation) -> None:
         """Run an invocation whose reservation is durable.
@@ -118,15 +121,22 @@ class Runner:
         Nearly all of them return at once, so nobody is woken for this.
         """
         self._late[invocation] = None
-        due = trio.current_time() + STOP_REPORT_SECONDS
-        self._sleeping.deadline = min(self._sleeping.deadline, due)
+        if trio.current_time() + STOP_REPORT_SECONDS < self._wakes_at:
+            self._wake_at(trio.current_time() + STOP_REPORT_SECONDS)
 
     def _unwatch(self, invocation: Invocation) -> None:
-        """It has returned. A virtual clock has nothing to wake for where nobody is watched."""
+        """It has returned.
+
+        Where nobody is watched any more the reports wake once, in some seconds, and find nothing:
+        that is cheaper than to set their time for each task. But a virtual clock would go there.
+        """
         if invocation in self._late:
             del self._late[invocation]
-            if not self._late:
-                self._sleeping.deadline = math.inf
+            if not self._late and self._virtual:
+                self._wake_at(math.inf)
+
+    def _wake_at(self, deadline: float) -> None:
+        self._wakes_at = self._sleeping.deadline = deadline
 
     def stop_all(self) -> None:
         """Cancel everything that runs. Joining it is the nursery's part."""
@@ -163,7 +173,8 @@ class Runner:
         while True:
             if not self._late:
                 reports.clear()
-            with trio.CancelScope(deadline=self._report_due(reports)) as self._sleeping:
+            self._wakes_at = self._report_due(reports)
+            with trio.CancelScope(deadline=self._wakes_at) as self._sleeping:
                 await trio.sleep_forever()
 
     def _report_due(self, reports: dict[tuple[Invocation, float], int]) -> float:

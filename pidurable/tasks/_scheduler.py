@@ -60,14 +60,12 @@ class Scheduler:
         self._slots: Counter[str] = Counter()
         self._planned = Starts()
         """Reserved by commits whose batch is not durable yet."""
-        self._reserved: list[Invocation] = []
-        """Reserved by durable commits, and to be started."""
+        self._reserved = Starts()
+        """Reserved by durable commits, and to be started; the slots are taken until they are."""
         self._context: contextvars.Context | None = None
         """What invocations are started in: nothing of whoever publishes a batch is theirs."""
         self._reserved_ids: set[int] = set()
         """Of both."""
-        self._reserved_slots: Counter[str] = Counter()
-        """Of what is to be started."""
         self._timer_wake = trio.Event()
         self._timer_at: int | None = None
         self.suspects = Suspects(runtime)
@@ -124,7 +122,7 @@ class Scheduler:
 
     def free_total(self) -> int:
         """How many more invocations this process may run."""
-        taken = len(self._held_slots) + self._planned.slots.total() + self._reserved_slots.total()
+        taken = len(self._held_slots) + self._planned.taken + self._reserved.taken
         return self._runtime.session.settings.running_max - taken
 
     def free(self, kind: str) -> int:
@@ -132,32 +130,36 @@ class Scheduler:
         limit = self._runtime.session.settings.limits.get(kind)
         if limit is None:
             return self.free_total()
-        taken = self._slots[kind] + self._planned.slots[kind] + self._reserved_slots[kind]
-        return limit - taken
+        planned, reserved = self._planned.slots.get(kind, 0), self._reserved.slots.get(kind, 0)
+        return limit - self._slots[kind] - planned - reserved
 
-    def has_slot(self, kind: str, planned: Counter[str]) -> bool:
+    def has_slot(self, kind: str, planned: Starts) -> bool:
         """Whether one more of a kind may run besides those that a commit plans to start."""
-        return self.free_total() > planned.total() and self.free(kind) > planned[kind]
+        if self.free_total() <= planned.taken:
+            return False
+        limited = kind in self._runtime.session.settings.limits
+        return not limited or self.free(kind) > planned.slots.get(kind, 0)
 
     # --- what commits reserve ------------------------------------------------------------
 
     def joined(self, starts: Starts) -> None:
         """A commit that reserves something is staged: the slots are taken."""
-        self._planned.slots.update(starts.slots)
-        self._planned.invocations += starts.invocations
+        self._planned.include(starts)
         self._reserved_ids.update(each.task_id for each in starts.invocations)
 
     def reverted(self) -> None:
         """Nothing is staged any more: what is published is told by `adopted`."""
-        planned, self._planned = self._planned, Starts()
+        planned = self._planned
+        if not planned.invocations:
+            return
+        self._planned = Starts()
         self._reserved_ids.difference_update(each.task_id for each in planned.invocations)
         for kind in planned.slots:
             self._index.ready.set_free(kind)
 
     def adopted(self, starts: Starts) -> None:
         """A commit that reserves something is durable: the slots stay taken until it starts."""
-        self._reserved += starts.invocations
-        self._reserved_slots.update(starts.slots)
+        self._reserved.include(starts)
         self._reserved_ids.update(each.task_id for each in starts.invocations)
 
     def published(self, starts: Starts, *, at_once: bool) -> None:
@@ -174,13 +176,13 @@ class Scheduler:
         if (
             not at_once
             or context is None
-            or count != len(self._reserved)
+            or count != len(self._reserved.invocations)
             or count >= _READ_AHEAD_MIN
             or self._runtime.session.line.has_queue()
         ):
             self.kick()
             return
-        self._reserved = []
+        self._reserved.invocations = []
         for invocation in starts.invocations:
             context.run(self._start, invocation)
 
@@ -190,9 +192,9 @@ class Scheduler:
 
     async def _start_reserved(self) -> None:
         """Start what durable commits have reserved, unless it is to be aborted by now."""
-        if not self._reserved:
+        starts, self._reserved.invocations = self._reserved.invocations, []
+        if not starts:
             return
-        starts, self._reserved = self._reserved, []
         if any(not invocation.aborting for invocation in starts):
             await self._fence()
         await self._read_ahead(starts)
@@ -202,7 +204,7 @@ class Scheduler:
     def _start(self, invocation: Invocation) -> None:
         self._reserved_ids.discard(invocation.task_id)
         if invocation.takes_slot:
-            self._reserved_slots[invocation.kind] -= 1
+            self._reserved.take(invocation.kind, -1)
         self._runtime.runner.start(invocation)
 
     # --- the loop ------------------------------------------------------------------------

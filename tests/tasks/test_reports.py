@@ -9,6 +9,7 @@ import pytest
 import trio
 from worlds import Actor, Next, World, done, forever
 
+from pidurable.session._seams import SystemClock
 from pidurable.testing import Fault
 
 
@@ -206,3 +207,30 @@ async def test_handlers_that_return_after_their_decision_are_not_worth_a_word(
         assert rt.runner._late == {}
         assert rt.runner._sleeping.deadline == math.inf
     assert said(caplog, "returned") == []
+
+
+@pytest.mark.parametrize("real", [False, True])
+async def test_who_is_late_is_reported_in_time_whoever_was_watched_before(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture, real: bool
+) -> None:
+    """Ten seconds after its own decision, though others had ended some seconds before."""
+    world = World()
+    told: list[tuple[int, int]] = []
+
+    async def late(at: Any, ctx: Any) -> None:
+        await ctx.complete("")
+        mine = f"task {ctx.task_id} "
+        await trio.sleep(9.5)
+        early = len(said(caplog, mine))
+        await trio.sleep(1)
+        told.append((early, len(said(caplog, mine))))
+
+    async with world.open(clock=SystemClock() if real else None):
+        for name in ("late", "later", "latest"):
+            await trio.sleep(1)
+            for _ in range(3):
+                await world.end(await world.create("a", done))
+                await trio.sleep(2)
+            await world.end(await world.create(name, late))
+            await trio.sleep(30)
+    assert told == [(0, 1)] * 3
