@@ -199,7 +199,7 @@ async def test_handlers_that_return_after_their_decision_are_not_worth_a_word(
     """Ends without number wake nobody, and leave nothing behind that would."""
     world = World()
     async with world.open() as rt:
-        for _ in range(20):
+        for _ in range(21):
             tasks = [await world.create("a", done) for _ in range(10)]
             for task in tasks:
                 await world.end(task)
