@@ -14,7 +14,12 @@ import attrs
 
 from pidurable.records import _codec
 from pidurable.records._messages import Usage
-from pidurable.session._documents import Address, definition_of, document
+from pidurable.session._documents import (
+    Address,
+    DocumentDefinition,
+    definition_of,
+    document,
+)
 from pidurable.session._transaction import Transaction
 
 
@@ -99,10 +104,11 @@ class UsageDocument:
 
 
 _CONVERSATION = 1
-_NAMES: dict[type, str] = {
-    cls: definition_of(cls).name
+_DEFINITIONS: dict[type, DocumentDefinition] = {
+    cls: definition_of(cls)
     for cls in (AgentDocument, LiveDocument, CompactionDocument, InboxDocument, UsageDocument)
 }
+_NAMES: dict[type, str] = {cls: definition.name for cls, definition in _DEFINITIONS.items()}
 
 
 def address_of(cls: type, conversation_id: int) -> Address:
@@ -128,14 +134,14 @@ def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) 
     if value is None:
         whole = defaults_of(cls)
         whole.update(fields)
-        tx.put_doc(definition_of(cls), address, whole)
+        tx.put_doc(_DEFINITIONS[cls], address, whole)
         return
     ops = [
         {"op": "replace" if name in value else "add", "path": f"/{name}", "value": new}
         for name, new in fields.items()
         if name not in value or value[name] != new
     ]
-    tx.patch_doc(definition_of(cls), address, ops)
+    tx.patch_doc(_DEFINITIONS[cls], address, ops)
 
 
 def queue_item(tx: Transaction, conversation_id: int, item: dict[str, Any]) -> None:
@@ -145,7 +151,7 @@ def queue_item(tx: Transaction, conversation_id: int, item: dict[str, Any]) -> N
         update_doc(tx, InboxDocument, conversation_id, items=[item])
         return
     ops = [{"op": "add", "path": "/items/-", "value": item}]
-    tx.patch_doc(definition_of(InboxDocument), address, ops)
+    tx.patch_doc(_DEFINITIONS[InboxDocument], address, ops)
 
 
 def unqueue(tx: Transaction, conversation_id: int, submissions: Collection[int]) -> None:
@@ -169,12 +175,12 @@ def unqueue(tx: Transaction, conversation_id: int, submissions: Collection[int])
         for place in range(len(items) - 1, -1, -1)
         if items[place]["submission"] in submissions
     ]
-    tx.patch_doc(definition_of(InboxDocument), address_of(InboxDocument, conversation_id), ops)
+    tx.patch_doc(_DEFINITIONS[InboxDocument], address_of(InboxDocument, conversation_id), ops)
 
 
 def patch_live(tx: Transaction, conversation_id: int, ops: list[Any]) -> None:
     """Apply operations to a `pi.live` that exists."""
-    tx.patch_doc(definition_of(LiveDocument), address_of(LiveDocument, conversation_id), ops)
+    tx.patch_doc(_DEFINITIONS[LiveDocument], address_of(LiveDocument, conversation_id), ops)
 
 
 def call_slot(*, index: int, task_id: int | None, name: str) -> dict[str, Any]:

@@ -64,6 +64,7 @@ from pidurable.records._json import (
 from pidurable.records._limits import VALUE_DEPTH_MAX
 from pidurable.records._messages import JsonValue
 from pidurable.records._plain import (
+    as_read as as_read,
     completed_text as completed_text,
     decode_blocks as decode_blocks,
     decode_edits as decode_edits,

@@ -39,7 +39,8 @@ def apply(value: JsonValue, ops: Sequence[PatchOp]) -> JsonValue:
     """
     owned: _Owned = {}
     for op in ops:
-        value = _apply_one(value, op, owned)
+        changed = _with_field(value, op, owned) if type(value) is dict else None
+        value = _apply_one(value, op, owned) if changed is None else changed
     return value
 
 
@@ -153,6 +154,24 @@ def _own(container: Any, owned: _Owned) -> Any:
     return copied
 
 
+def _with_field(value: dict[str, Any], op: Any, owned: _Owned) -> dict[str, Any] | None:
+    """Do an operation that sets a field of the whole, as most do; None for any other one."""
+    pointer = op.get("path") if type(op) is dict else None
+    if type(pointer) is not str or pointer.rfind("/") != 0 or "~" in pointer:
+        return None
+    name, kind = pointer[1:], op.get("op")
+    if kind != "add" and (kind != "replace" or name not in value):
+        return None
+    operand = op.get("value", _MISSING)
+    if operand is _MISSING:
+        return None
+    if operand and type(operand) in _CONTAINERS:
+        _check_depth(operand, [name], pointer)
+    changed: dict[str, Any] = _own(value, owned)
+    changed[name] = operand
+    return changed
+
+
 def _apply_one(value: JsonValue, op: Any, owned: _Owned) -> JsonValue:
     if not isinstance(op, dict) or not isinstance(op.get("path"), str):
         raise NotJsonError("op", "an operation is an object with op and path", show(op))
@@ -194,6 +213,7 @@ def _apply_one(value: JsonValue, op: Any, owned: _Owned) -> JsonValue:
 _OPS = ("add", "remove", "replace", "move", "copy", "test", "append")
 _NEEDS_VALUE = ("add", "replace", "test", "append")
 _CONTAINERS = (dict, list)
+_MISSING = object()
 
 
 def _check_depth(value: JsonValue, segments: list[str], pointer: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from pidurable.errors import NotJsonError, show
 from pidurable.records._entries import Edit
@@ -90,7 +90,7 @@ class _Object:
         if not value:
             return ()
         path = join_path(self.path, name)
-        return tuple(read(item, join_path(path, index)) for index, item in enumerate(value))
+        return tuple([read(item, f"{path}[{index}]") for index, item in enumerate(value)])
 
 
 def _text(json: JsonValue, path: str) -> str:
@@ -112,6 +112,14 @@ def _list(json: JsonValue, path: str) -> list[JsonValue]:
 
 
 _ANY = (dict, list, str, int, float, bool, type(None))
+_STATUSES = get_args(AssistantStatus)
+_STOP_REASONS = get_args(StopReason)
+_TEXT_FIELDS = frozenset(["type", "text", "opaque"])
+_IMAGE_FIELDS = frozenset(["type", "blob", "media_type", "opaque"])
+_CALL_FIELDS = frozenset(["type", "name", "arguments", "opaque"])
+_USER_FIELDS = frozenset(["role", "blocks", "at_us"])
+_OUTCOME_FIELDS = frozenset(["status", "result", "error", "reason"])
+_OUTCOMES = get_args(OutcomeStatus)
 
 # --- blocks -----------------------------------------------------------------------------------
 
@@ -134,17 +142,17 @@ def _encode_block(block: Block, path: str) -> JsonValue:
 
 
 def _read_text_block(json: JsonValue, path: str) -> Block:
-    known = _Object(json, path, frozenset(["type", "text", "opaque"]))
+    known = _Object(json, path, _TEXT_FIELDS)
     return TextBlock(text=known.get("text", str), opaque=known.fields.get("opaque"))
 
 
 def _read_thinking_block(json: JsonValue, path: str) -> Block:
-    known = _Object(json, path, frozenset(["type", "text", "opaque"]))
+    known = _Object(json, path, _TEXT_FIELDS)
     return ThinkingBlock(text=known.get("text", str), opaque=known.fields.get("opaque"))
 
 
 def _read_image_block(json: JsonValue, path: str) -> Block:
-    known = _Object(json, path, frozenset(["type", "blob", "media_type", "opaque"]))
+    known = _Object(json, path, _IMAGE_FIELDS)
     return ImageBlock(
         blob=known.get("blob", str),
         media_type=known.get("media_type", str),
@@ -153,7 +161,7 @@ def _read_image_block(json: JsonValue, path: str) -> Block:
 
 
 def _read_tool_call_block(json: JsonValue, path: str) -> Block:
-    known = _Object(json, path, frozenset(["type", "name", "arguments", "opaque"]))
+    known = _Object(json, path, _CALL_FIELDS)
     return ToolCallBlock(
         name=known.get("name", str),
         arguments=known.get("arguments", *_ANY),
@@ -223,7 +231,7 @@ def _encode_each(
 ) -> list[JsonValue]:
     if not isinstance(values, Iterable):
         raise NotJsonError(path, "expected a list", show(values))
-    return [encode(value, join_path(path, index)) for index, value in enumerate(values)]
+    return [encode(value, f"{path}[{index}]") for index, value in enumerate(values)]
 
 
 def _encode_blocks(message: Any, path: str) -> list[JsonValue]:
@@ -236,9 +244,68 @@ def decode_messages(json: JsonValue, *, path: str = "$") -> tuple[Message, ...]:
     Raises:
         NotJsonError: An unknown role, block or field, or a value of another type; see its path.
     """
-    return tuple(
-        _choose(item, join_path(path, index), "role", _MESSAGES)(item, join_path(path, index))
-        for index, item in enumerate(_list(json, path))
+    read: list[Message] = []
+    for index, item in enumerate(_list(json, path)):
+        place = f"{path}[{index}]"
+        read.append(_choose(item, place, "role", _MESSAGES)(item, place))
+    return tuple(read)
+
+
+def as_read(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+    """The messages, where reading what is stored of them gives the same; None where it may not.
+
+    What was encoded already is of types that are exact to the last field, or it is read again. One
+    with JSON of its own is read again too: what is kept shares no container with its writer.
+    """
+    for message in messages:
+        kind = type(message)
+        if type(message.at_us) is not int:
+            return None
+        if kind is AssistantMessage:
+            if not _is_exact_answer(cast("AssistantMessage", message)):
+                return None
+        elif kind is ToolResultMessage:
+            if not _is_exact_result(cast("ToolResultMessage", message)):
+                return None
+        elif kind is not UserMessage:
+            return None
+        blocks = cast("UserMessage", message).blocks
+        if type(blocks) is not tuple:
+            return None
+        for block in blocks:
+            spoken = type(block) is TextBlock or type(block) is ThinkingBlock
+            if not spoken or type(block.text) is not str or block.opaque is not None:
+                return None
+    return tuple(messages)
+
+
+def _is_exact_answer(message: AssistantMessage) -> bool:
+    usage = message.usage
+    if type(usage) is not Usage or type(usage.cost) is not float:
+        return False
+    for name in _USAGE_COUNTS:
+        count = getattr(usage, name)
+        if type(count) is not int or count < 0:
+            return False
+    return (
+        0.0 <= usage.cost < math.inf
+        and message.status in _STATUSES
+        and message.stop_reason in _STOP_REASONS
+        and type(message.status) is type(message.stop_reason) is str
+        and type(message.model) is str
+        and (message.error is None or type(message.error) is str)
+    )
+
+
+def _is_exact_result(message: ToolResultMessage) -> bool:
+    call = message.call
+    return (
+        type(call) is tuple
+        and len(call) == 2
+        and type(call[0]) is type(call[1]) is int
+        and type(message.name) is str
+        and type(message.is_error) is bool
+        and (message.code is None or type(message.code) is str)
     )
 
 
@@ -283,7 +350,7 @@ def _encode_message(message: Message, path: str) -> JsonValue:
 
 
 def _read_user(json: JsonValue, path: str) -> Message:
-    known = _Object(json, path, frozenset(["role", "blocks", "at_us"]))
+    known = _Object(json, path, _USER_FIELDS)
     return UserMessage(blocks=known.items("blocks", _read_block), at_us=known.get("at_us", int))
 
 
@@ -296,10 +363,10 @@ def _read_assistant(json: JsonValue, path: str) -> Message:
     known = _Object(json, path, _ASSISTANT_FIELDS)
     return AssistantMessage(
         blocks=known.items("blocks", _read_block),
-        status=known.word("status", get_args(AssistantStatus)),
-        stop_reason=known.word("stop_reason", get_args(StopReason)),
+        status=known.word("status", _STATUSES),
+        stop_reason=known.word("stop_reason", _STOP_REASONS),
         model=known.get("model", str),
-        usage=decode_usage(known.get("usage", dict), path=join_path(path, "usage")),
+        usage=decode_usage(known.get("usage", dict), path=f"{path}.usage"),
         at_us=known.get("at_us", int),
         error=known.get("error", str, default=None),
     )
@@ -366,7 +433,8 @@ _USAGE_COUNTS = (
     "cache_read_tokens",
     "cache_write_tokens",
 )
-_USAGE_FIELDS = frozenset([*_USAGE_COUNTS, "cost"])
+_COUNTED = frozenset(_USAGE_COUNTS)
+_USAGE_FIELDS = _COUNTED | {"cost"}
 
 
 def encode_usage(usage: Usage) -> dict[str, JsonValue]:
@@ -387,6 +455,13 @@ def decode_usage(json: JsonValue, *, path: str = "$") -> Usage:
     Raises:
         NotJsonError: A number is negative or not finite, or the shape is unknown.
     """
+    if type(json) is dict and json.keys() <= _COUNTED:
+        # As nearly all of them are: counts, and no cost.
+        for value in json.values():
+            if type(value) is not int or value < 0:
+                break
+        else:
+            return Usage(**cast("dict[str, int]", json))
     known = _Object(json, path, _USAGE_FIELDS)
     counts = {name: known.amount(name, int, default=0) for name in _USAGE_COUNTS}
     return Usage(**counts, cost=float(known.amount("cost", float, int, default=0.0)))
@@ -481,12 +556,12 @@ def decode_outcome(json: JsonValue, *, path: str = "$") -> OutcomeRecord:
     Raises:
         NotJsonError: The shape is unknown.
     """
-    known = _Object(json, path, frozenset(["status", "result", "error", "reason"]))
+    known = _Object(json, path, _OUTCOME_FIELDS)
     error = known.get("error", dict, default=None)
     if error is not None:
         error = decode_error(error, path=join_path(path, "error"))
     return OutcomeRecord(
-        status=known.word("status", get_args(OutcomeStatus)),
+        status=known.word("status", _OUTCOMES),
         result=known.fields.get("result"),
         has_result="result" in known.fields,
         error=error,

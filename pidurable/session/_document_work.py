@@ -78,6 +78,8 @@ class _DocPending:
     held: Any
     """What it holds by now: the value, or what it has grown to."""
     ops: list[Any] = attrs.Factory(list)
+    is_flat: bool = True
+    """Whether the operations hold scalars alone, whose strings are all that is left to check."""
     drafted_by: DocumentDefinition | None = None
     """Whose class wrote the whole value, if nothing was patched since."""
     id: int | None = None
@@ -345,7 +347,7 @@ class DocumentWork:
         self._check_open()
         if not ops:
             return
-        copied = _copied(ops, address)
+        copied, is_flat = _copied(ops, address)
         pending = self._pended(address)
         if pending is None:
             state = self._doc_state(address)
@@ -370,8 +372,9 @@ class DocumentWork:
         pending.drafted_by = None
         if pending.state is not None:
             if ops is not pending.ops:
-                pending.ops = ops
+                pending.ops, is_flat = ops, False
             pending.ops += copied
+            pending.is_flat = pending.is_flat and is_flat
         self._pending = self._pending or {}
         self._pending[address] = pending
 
@@ -471,6 +474,7 @@ class DocumentWork:
                 terms=pending.terms,
                 seq=self.seq,
                 settings=session.settings,
+                is_flat=pending.is_flat,
             )
             self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
         if pending.drafted_by is not None:
@@ -479,17 +483,22 @@ class DocumentWork:
         self.writes += rows
 
 
-_SCALARS = frozenset({str, int, float, bool, type(None)})
+_SCALARS = frozenset({str, bool, type(None)})
 _MEMBERS = frozenset({"op", "path", "from", "value"})
 
 
-def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
+def _copied(ops: Sequence[Any], address: Address) -> tuple[list[Any], bool]:
     """Copy operations: what the caller goes on to do with its lists must not reach the store.
 
     Other members of an operation mean nothing (RFC 6902, section 4) and are left out. Each value is
     checked by itself, as its depth counts from where it goes and not from the list of operations.
+
+    Returns:
+        The operations, and whether they are flat: nothing is in their values but scalars, and of
+        those that are no strings it is known that they can be stored.
     """
     copied: list[Any] = []
+    is_flat = True
     for op in ops:
         if not isinstance(op, dict):
             raise NotJsonError("op", "an operation is an object with op and path", show(op))
@@ -498,11 +507,16 @@ def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
         else:
             fields = {name: value for name, value in op.items() if name in _MEMBERS}
         # The usual case is a scalar. What is in the strings is checked when the row is made.
-        if type(fields.get("value")) not in _SCALARS:
+        value = fields.get("value")
+        if type(value) not in _SCALARS and not (type(value) is int and 0 <= value < 2**63):
             path = f"$<{address.name}>[{len(copied)}].value"
-            fields["value"] = _json.check_json(fields["value"], path)
+            fields["value"] = value = _json.owned_json(value, path)
+            is_flat = is_flat and not value
+        if "from" in fields:
+            # Looked at where it means something alone.
+            is_flat = False
         copied.append(fields)
-    return copied
+    return copied, is_flat
 
 
 def _refuse_second_class(asked: DocumentDefinition, held: DocumentDefinition) -> None:

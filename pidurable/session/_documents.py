@@ -383,7 +383,14 @@ def create(
 
 
 def change(
-    state: DocState, ops: list[Any], held: Any, *, terms: Terms, seq: int, settings: Settings
+    state: DocState,
+    ops: list[Any],
+    held: Any,
+    *,
+    terms: Terms,
+    seq: int,
+    settings: Settings,
+    is_flat: bool = False,
 ) -> tuple[DocState, Rows]:
     """The document after `ops`, by which it holds `held`, and the rows that store the step.
 
@@ -395,7 +402,7 @@ def change(
     if terms is not state.terms and terms[1:] != state.terms[1:]:
         rows.append((Op.DOCUMENT_TERMS, (state.id, terms.history, terms.fork)))
     if terms.version == state.version and state.deltas < DELTAS_MAX:
-        text = _delta_text(ops, path)
+        text = _delta_text(ops, path, is_flat=is_flat)
         delta_bytes = state.delta_bytes + _bytes_of(text or "")
         if text is not None and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
             # What was added is in the operations, so this bounds the size from above; a copy
@@ -435,13 +442,13 @@ def _copies(ops: list[Any]) -> bool:
     return False
 
 
-def _delta_text(ops: list[Any], path: str) -> str | None:
+def _delta_text(ops: list[Any], path: str, *, is_flat: bool) -> str | None:
     """Write operations as text, or None where only a whole value can be stored.
 
     A value that is as deep as it may be is two levels too deep within a list of operations.
     """
     try:
-        return _json.dumps(ops, path=path)
+        return _json.dumps_plain(ops, path=path) if is_flat else _json.dumps(ops, path=path)
     except NotJsonError:
         for index, op in enumerate(ops):
             for name, member in op.items():

@@ -92,7 +92,9 @@ def encode_entry(
         encoded = _codec.encode_messages(messages, path="$.messages")
         messages_text = _json.dumps(encoded, path="$.messages", bytes_max=limit)
         # Read as it will be: what could be written but not read again is refused here.
-        messages = _codec.decode_messages(_json.loads_stored(messages_text), path="$.messages")
+        messages = _codec.as_read(messages) or _codec.decode_messages(
+            _json.loads_stored(messages_text), path="$.messages"
+        )
     edits_text = None
     if edits:
         for place, edit in enumerate(edits):

@@ -227,6 +227,35 @@ def test_the_difference_is_small(old: Any, new: Any, expected: list[Any]) -> Non
     assert expected == patch.diff(old, new)
 
 
+@given(
+    st.dictionaries(KEYS, VALUES, max_size=4),
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "op": st.sampled_from(["add", "replace", "remove", "append", "test"]),
+                "path": KEYS.map(lambda key: f"/{key}"),
+            },
+            optional={"value": VALUES},
+        ),
+        max_size=4,
+    ),
+)
+def test_an_operation_at_the_top_does_what_it_does_further_down(value: Any, ops: Any) -> None:
+    """Setting a field of the whole has a way of its own, which gives and refuses the same."""
+    before = copy.deepcopy(value)
+    below = [{**op, "path": f"/in{op['path']}"} for op in ops]
+    results: list[Any] = []
+    for start, each in ((value, ops), ({"in": value}, below)):
+        try:
+            results.append(patch.apply(start, each))
+        except NotJsonError as error:
+            results.append(error.problem)
+
+    top, inner = results
+    assert top == inner if isinstance(inner, str) else same(top, inner["in"])
+    assert same(value, before)
+
+
 def test_a_result_shares_what_did_not_change() -> None:
     """Only the containers on the way to the change are copied."""
     old = {"big": [[1], [2]], "text": "a", "in": {"x": 1, "same": [3]}}

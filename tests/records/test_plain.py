@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import attrs
 import pytest
 from hypothesis import given, strategies as st
 
@@ -118,6 +119,57 @@ def test_every_record_comes_back_exactly(pair: tuple[Any, str]) -> None:
     json = loads(dumps(getattr(codec, f"encode_{name}")(value)))
 
     assert value == getattr(codec, f"decode_{name}")(json)
+
+
+class Word(str):
+    """No str to the letter."""
+
+    __slots__ = ()
+
+
+def _of_other_types(message: Any) -> list[Any]:
+    """The same message with one field each of a type that is read as another, or not at all."""
+    odd: list[Any] = [attrs.evolve(message, at_us=True)]
+    if isinstance(message, SystemMessage):
+        return odd
+    odd.append(attrs.evolve(message, blocks=list(message.blocks)))
+    odd.append(attrs.evolve(message, blocks=(TextBlock(text=Word("x")),)))
+    odd.append(attrs.evolve(message, blocks=(TextBlock(text="x", opaque=[]),)))
+    if isinstance(message, AssistantMessage):
+        odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, requests=True)))
+        odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, cost=1)))
+        odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, cost=-1.0)))
+        odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, output_tokens=-1)))
+        odd.append(attrs.evolve(message, status="whole"))
+        odd.append(attrs.evolve(message, stop_reason=Word("stop")))
+        odd.append(attrs.evolve(message, model=Word("m")))
+        odd.append(attrs.evolve(message, error=Word("e")))
+    if isinstance(message, ToolResultMessage):
+        odd += [attrs.evolve(message, call=call) for call in ((1, True), (1, 2, 3), [1, 2])]
+        odd.append(attrs.evolve(message, is_error=0))
+        odd.append(attrs.evolve(message, name=Word("n")))
+        odd.append(attrs.evolve(message, code=Word("c")))
+    return odd
+
+
+@given(MESSAGES)
+def test_messages_are_taken_for_what_is_read_only_where_they_are_that(messages: Any) -> None:
+    """Messages without JSON of their own are read as they are; any odd type has them read again."""
+    found = codec.as_read(messages)
+
+    own = [getattr(message, "blocks", ()) for message in messages]
+    plain = all(
+        type(block) in (TextBlock, ThinkingBlock) and block.opaque is None
+        for blocks in own
+        for block in blocks
+    )
+    shown = not any(isinstance(message, SystemMessage) for message in messages)
+    assert (found is not None) == (plain and shown)
+    if found is not None:
+        read = codec.decode_messages(loads(dumps(codec.encode_messages(messages))))
+        assert found == read
+        assert [type(each) for each in found] == [type(each) for each in read]
+    assert all(codec.as_read([odd]) is None for each in messages for odd in _of_other_types(each))
 
 
 @given(st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists))

@@ -129,6 +129,52 @@ async def test_values_assigned_into_a_draft_are_copied() -> None:
         assert session.snapshot(Free, conversation) == Free([[["kept"]]])
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"op": "add", "path": "/value", "value": 2**64},
+        {"op": "add", "path": "/value", "value": -(2**63) - 1},
+        {"op": "add", "path": "/value", "value": float("nan")},
+        {"op": "add", "path": "/value", "value": {"in": float("inf")}},
+        {"op": "add", "path": "/value", "value": {1: "a number as key"}},
+        {"op": "add", "path": "/value", "value": ["a NUL: \0"]},
+        {"op": "add", "path": "/value", "value": {1, 2}},
+        {"op": "add", "path": "/value", "value": "a NUL: \0"},
+        {"op": "add", "path": "/value", "value": "half of a pair: \ud83d"},
+        {"op": "add", "path": "/value", "value": 1, "from": {1, 2}},
+        {"op": "remove", "path": "/value", "value": {1, 2}},
+    ],
+    ids=repr,
+)
+async def test_a_patch_with_what_is_no_json_is_refused(op: dict[str, Any]) -> None:
+    """Whatever a patch holds that cannot be stored, its commit is refused, and changes nothing."""
+    async with open_test_session(MemoryStorage()) as session:
+        conversation = await new_conversation(session)
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Free, conversation)).value = 1
+        with pytest.raises(NotJsonError):
+            await session.run(session.transaction(), lambda tx: tx.patch(Free, conversation, [op]))
+        assert session.snapshot(Free, conversation) == Free(1)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 2**63, -1, 0, 0.5, True, None, [], {}, ""])
+async def test_a_scalar_is_patched_in_as_it_is(value: Any) -> None:
+    """Every scalar that JSON has is stored by a patch, type for type."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+        async with session.body(session.transaction()) as tx:
+            (await tx.document(Free, conversation)).value = "before"
+        ops = [{"op": "replace", "path": "/value", "value": value}]
+        await session.run(session.transaction(), lambda tx: tx.patch(Free, conversation, ops))
+        address = _documents.address(definition_of(Free), conversation)
+        read = _documents.load(storage, address)
+
+    assert read is not None
+    assert read.value == {"value": value}
+    assert type(read.value["value"]) is type(value)
+
+
 async def test_a_draft_taken_twice_is_one() -> None:
     """The same document asked for twice in a commit is one draft."""
     async with open_test_session(MemoryStorage()) as session:
