@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from pidurable.agent._ask import poll_at
 from pidurable.agent._attempts import append_deferred
 from pidurable.agent._boundaries import end_run
@@ -65,7 +63,7 @@ def store_answer(
     """The answer's entry, its usage, and what follows from it."""
     conversation = ctx.conversation_id
     # By the clock of the session, as all that is said in it; `Models` has none but its own.
-    answer = attrs.evolve(answer, at_us=tx.now_us())
+    answer = _at(answer, tx.now_us())
     entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
     add_usage(tx, conversation, answer.usage, model=answer.model)
     if answer.tool_calls:
@@ -78,6 +76,19 @@ def store_answer(
     else:
         end_run(services.session, tx, conversation, run_of(ctx), answer=entry)
         tx.complete(GenerationResult(assistant=entry))
+
+
+def _at(answer: AssistantMessage, at_us: int) -> AssistantMessage:
+    """The answer with another moment: as `attrs.evolve` does, in a third of its time."""
+    return AssistantMessage(
+        blocks=answer.blocks,
+        status=answer.status,
+        stop_reason=answer.stop_reason,
+        model=answer.model,
+        usage=answer.usage,
+        at_us=at_us,
+        error=answer.error,
+    )
 
 
 def _is_sequential(

@@ -31,10 +31,8 @@ from collections.abc import (
 )
 from contextlib import (
     AbstractAsyncContextManager,
-    aclosing,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, cast, final, runtime_checkable
@@ -43,7 +41,7 @@ import attrs
 import trio
 
 from pidurable.agent._catalogue import Model, ModelInfo, Prices, lookup
-from pidurable.agent._silence import Waiting, silences
+from pidurable.agent._silence import Waiting
 from pidurable.errors import (
     InvalidArgumentError,
     MissingExtraError,
@@ -323,10 +321,15 @@ class _DeltaCleaner:
 
 
 def _storable(value: JsonValue, otherwise: Callable[[], JsonValue]) -> JsonValue:
+    if value is None:
+        return None
     try:
         return check_json(value, "$")
     except NotJsonError:
         return otherwise()
+
+
+_SPOKEN = (TextBlock, ThinkingBlock)
 
 
 def _clean_block(block: Block) -> Block:
@@ -341,7 +344,10 @@ def _clean_block(block: Block) -> Block:
     if isinstance(block, ImageBlock):
         # Its bytes are in no store, and no provider takes an image back as a part of an answer.
         return TextBlock(text=clean_text(f"(an image, {block.media_type}, that is not kept)"))
-    return attrs.evolve(block, text=clean_text(block.text), opaque=opaque)
+    text = clean_text(block.text)
+    if type(block) in _SPOKEN and text is block.text and type(text) is str and opaque is None:
+        return block
+    return attrs.evolve(block, text=text, opaque=opaque)
 
 
 def _clean_count(value: object) -> int:
@@ -353,14 +359,17 @@ def _clean_count(value: object) -> int:
     return int(value)
 
 
-def _clean_usage(usage: Usage) -> Usage:
-    return Usage(
+def _clean_usage(usage: Usage, model: Model) -> Usage:
+    """The counts as they are stored, and what they cost by the catalogue, whatever was said."""
+    clean = Usage(
         requests=1,
         input_tokens=_clean_count(usage.input_tokens),
         output_tokens=_clean_count(usage.output_tokens),
         cache_read_tokens=_clean_count(usage.cache_read_tokens),
         cache_write_tokens=_clean_count(usage.cache_write_tokens),
     )
+    cost = model.cost(clean)
+    return attrs.evolve(clean, cost=cost) if cost else clean
 
 
 def _checked_answer(message: AssistantMessage, model: Model, *, at_us: int) -> AssistantMessage:
@@ -383,13 +392,12 @@ def _checked_answer(message: AssistantMessage, model: Model, *, at_us: int) -> A
         stop = "tool_use"
     elif stop == "tool_use" and not calls:
         stop = "stop"
-    usage = _clean_usage(message.usage)
     return AssistantMessage(
         blocks=blocks,
         status="complete",
         stop_reason=stop,
         model=model.name,
-        usage=attrs.evolve(usage, cost=model.cost(usage)),
+        usage=_clean_usage(message.usage, model),
         at_us=at_us,
     )
 
@@ -579,20 +587,30 @@ class Models:
         # it may hold a nursery open in its block, so a scope of its own for the opening would cross
         # that, and one for each event would cost more than all else that is done with it.
         with trio.CancelScope(deadline=trio.current_time() + self._silence) as scope:
-            with _classified(provider):
+            try:
                 if deferring is None or handle is None:
                     manager = provider.stream(request)
                 else:
                     manager = deferring.poll(request, handle[0])
                 events = await manager.__aenter__()
+            except Exception as error:
+                _raise_classified(error, provider)
             scope.deadline = math.inf
             opened = _Opened(manager, provider)
             waiting = Waiting(scope, self._silence)
-            async with opened, _closed(events):
-                checked = self._events(opened, waiting, model, request, events)
-                async with aclosing(checked):
-                    with silences().watched(waiting):
+            async with opened:
+                # In blocks, and not by context managers: they cost as much as all else here.
+                try:
+                    checked = self._events(opened, waiting, model, request, events)
+                    try:
                         yield checked
+                    finally:
+                        waiting.close()
+                        await checked.aclose()
+                finally:
+                    if isinstance(events, AsyncGenerator):
+                        # Most providers give one to read from.
+                        await events.aclose()
         if scope.cancelled_caught:
             raise self._silent(request)
 
@@ -611,13 +629,13 @@ class Models:
         text, thinking = _DeltaCleaner(), _DeltaCleaner()
         arguments: dict[int, _DeltaCleaner] = {}
         while True:
-            waiting.since = trio.current_time()
+            waiting.begin()
             try:
                 event = await anext(events, None)
             except Exception as error:
                 _raise_classified(error, opened.provider)
             finally:
-                waiting.since = None
+                waiting.end()
             try:
                 match event:
                     case None:
@@ -674,8 +692,10 @@ class _Opened:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            with _classified(self.provider):
+            try:
                 await self.manager.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - passed on
+            except Exception as raised:
+                _raise_classified(raised, self.provider)
         except Exception as closing:
             # A connection that fails while it is closed must neither take an answer back, nor
             # hide what the body raised: a cancellation, or a bug.
@@ -712,11 +732,6 @@ def _raise_classified(error: Exception, provider: Provider) -> NoReturn:
     kind = "retryable" if isinstance(leaf, broken) else "other"
     what = f"provider {provider.name!r}: {type(leaf).__name__}: {leaf}"
     raise ModelError(kind, what[:1000]) from error
-
-
-def _closed(events: AsyncIterator[Any]) -> AbstractAsyncContextManager[Any]:
-    """Close what a provider gave to read from, if it can be closed: most give a generator."""
-    return aclosing(events) if isinstance(events, AsyncGenerator) else nullcontext()
 
 
 def _first_leaf(error: Exception) -> Exception:

@@ -4,16 +4,20 @@ A timer for each event of each stream is most of what a thousand streams cost. S
 notes since when it waits for its provider, and one task for all of them looks at the notes: once
 when the oldest may be due, and that is about once in the time that a silence may last. Nobody is
 given up early or late: who begins to wait after a look is not due before the next one.
+
+That task costs more than a few timers do, and an answer may be over after a few events. So the
+first waits of a stream are timed each, and only one that goes on is looked after.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import attrs
 import trio
+
+_TIMED = 8
+"""So many waits of a stream have a timer each."""
 
 
 @attrs.define(eq=False)
@@ -24,20 +28,47 @@ class Waiting:
     seconds: float
     """Most seconds to wait for one event."""
     since: float | None = None
-    """When it began to wait for its provider; None while its reader is at work."""
+    """When it began to wait for its provider; None while its reader is at work, and while it has a
+    timer."""
+    _waits: int = attrs.field(default=0, init=False)
+    _looked_after: Silences | None = attrs.field(default=None, init=False)
+
+    def begin(self) -> None:
+        """It waits for its provider from now on."""
+        now = trio.current_time()
+        if self._waits < _TIMED:
+            self._waits += 1
+            self.scope.deadline = now + self.seconds
+            return
+        if self._looked_after is None:
+            self._looked_after = silences()
+            self._looked_after.watch(self)
+        self.since = now
+
+    def end(self) -> None:
+        """It waits no more: its provider has sent something, or has failed."""
+        if self.since is None:
+            self.scope.deadline = math.inf
+        else:
+            self.since = None
+
+    def close(self) -> None:
+        """The stream is over."""
+        if self._looked_after is not None:
+            self._looked_after.forget(self)
+            self._looked_after = None
 
 
 class Silences:
-    """The open streams of one trio run, and the task that looks after them while there are any."""
+    """The long streams of one trio run, and the task that looks after them while there are any."""
 
     def __init__(self) -> None:
         self._open: dict[Waiting, None] = {}
         self._looking: trio.CancelScope | None = None
         self._sleeping = trio.CancelScope()
 
-    @contextmanager
-    def watched(self, waiting: Waiting) -> Iterator[None]:
-        """Look after a stream for as long as the block lasts."""
+    def watch(self, waiting: Waiting) -> None:
+        """Look after a stream until it is forgotten."""
         self._open[waiting] = None
         self._sleeping.deadline = min(
             self._sleeping.deadline, trio.current_time() + waiting.seconds
@@ -45,14 +76,14 @@ class Silences:
         if self._looking is None:
             self._looking = trio.CancelScope()
             trio.lowlevel.spawn_system_task(self._look, self._looking)
-        try:
-            yield
-        finally:
-            del self._open[waiting]
-            if not self._open and self._looking is not None:
-                # Whoever opens a stream next starts another one.
-                self._looking.cancel()
-                self._looking = None
+
+    def forget(self, waiting: Waiting) -> None:
+        """The stream is over. The task that looks ends with the last one."""
+        del self._open[waiting]
+        if not self._open and self._looking is not None:
+            # Whoever is looked after next starts another one.
+            self._looking.cancel()
+            self._looking = None
 
     async def _look(self, looking: trio.CancelScope) -> None:
         with looking:

@@ -154,7 +154,7 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
     if result.content is None:
         # Already bounded, and its mark counts everything that was dropped.
         result = attrs.evolve(result, content=progress.collector.marked())
-    if result.details is None:
+    if result.details is None and progress.details is not None:
         result = attrs.evolve(result, details=progress.details)
     final = _finished(result, bounds_of(tool, progress.value_bytes_max))
     if progress.diagnostics:
@@ -191,7 +191,7 @@ def _finished(result: ToolResult, bounds: Bounds) -> FinalResult:
         is_error=result.error,
         code="tool_error" if result.error else None,
         usage=_checked_usage(result.usage),
-        details=_json.check_json(result.details, "$.details"),
+        details=None if result.details is None else _json.owned_json(result.details, "$.details"),
         structured=_checked_structured(result.structured, bounds.tool),
         add_tools=_checked_names(result.add_tools),
         terminate=result.terminate,
@@ -207,6 +207,8 @@ def _check_fits(data: Any, bytes_max: int) -> None:
     Both are stored as one value: in the entry of a model's call, and three levels deeper, beside
     its blocks, in the outcome of a nested one.
     """
+    if data is None:
+        return
     try:
         _json.dumps([[[data]]], path="$<result>", bytes_max=bytes_max)
     except NotJsonError as error:

@@ -304,6 +304,9 @@ async def test_cancelling_closes_the_stream_and_is_not_lost(autojump_clock: Any)
 
 # --- silence ----------------------------------------------------------------------------------
 
+MANY = (TextDelta("x"),) * 20
+"""So many events that a stream is looked after, and has no timers of its own any more."""
+
 
 @pytest.mark.parametrize(
     "provider",
@@ -314,6 +317,8 @@ async def test_cancelling_closes_the_stream_and_is_not_lost(autojump_clock: Any)
         lambda: Fake(ToolCallStart(0, "a"), ToolCallDelta(0, '{"'), trio.sleep_forever),
         lambda: Fake(TextDelta("x"), trio.sleep_forever, nursery=True),
         lambda: Fake(TextDelta("x"), trio.sleep_forever, closing=ConnectionResetError("gone")),
+        lambda: Fake(*MANY, trio.sleep_forever),
+        lambda: Fake(*MANY, trio.sleep_forever, nursery=True),
     ],
     ids=[
         "before headers",
@@ -322,6 +327,8 @@ async def test_cancelling_closes_the_stream_and_is_not_lost(autojump_clock: Any)
         "in arguments",
         "with a nursery",
         "and cannot be closed",
+        "in a long text",
+        "in a long text, with a nursery",
     ],
 )
 async def test_a_silent_stream_is_given_up(
@@ -343,7 +350,8 @@ async def test_a_slow_stream_and_a_slow_caller_are_not_silent(autojump_clock: An
     async def pause() -> None:
         await trio.sleep(100)
 
-    provider = Fake(pause, TextDelta("x"), pause, TextDelta("y"), pause, SAID, opening=pause)
+    talk = (pause, TextDelta("x")) * 20
+    provider = Fake(*talk, pause, SAID, opening=pause)
 
     async with Models([provider], stream_silence_seconds=120).stream(REQUEST) as events:
         seen = []
@@ -351,16 +359,19 @@ async def test_a_slow_stream_and_a_slow_caller_are_not_silent(autojump_clock: An
             seen.append(type(event))
             await trio.sleep(1000)
 
-    assert seen == [TextDelta, TextDelta, Done]
+    assert seen == [*[TextDelta] * 20, Done]
 
 
-async def test_each_of_many_streams_has_its_own_silence(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("before", [(), MANY], ids=["short", "long"])
+async def test_each_of_many_streams_has_its_own_silence(
+    before: tuple[Action, ...], autojump_clock: Any
+) -> None:
     """A stream that may be silent for less is given up in its own time, also if it came later."""
     ended: dict[str, float] = {}
 
     async def read(name: str, begin: float, silence: float, *actions: Action) -> None:
         await trio.sleep(begin)
-        await refused(Fake(*actions), stream_silence_seconds=silence)
+        await refused(Fake(*before, *actions), stream_silence_seconds=silence)
         ended[name] = trio.current_time()
 
     async def pause() -> None:
@@ -381,11 +392,15 @@ async def test_nothing_looks_after_streams_when_there_are_none(autojump_clock: A
     """The task that looks for silence ends with the last stream, and begins again with the next."""
     before = trio.lowlevel.current_statistics().tasks_living
 
-    for _ in range(2):
-        async with Models([Fake(SAID)]).stream(REQUEST):
+    for said in (0, 20, 20, 1):
+        async with Models([Fake(*MANY[:said], SAID)]).stream(REQUEST) as events:
+            async for _ in events:
+                pass
             during = trio.lowlevel.current_statistics().tasks_living
         await trio.testing.wait_all_tasks_blocked()
-        assert (during, trio.lowlevel.current_statistics().tasks_living) == (before + 1, before)
+        # Of a short one nobody has to look.
+        assert during == before + (said > 8)
+        assert trio.lowlevel.current_statistics().tasks_living == before
 
 
 # --- texts, arguments, numbers ----------------------------------------------------------------
