@@ -16,7 +16,7 @@ from pidurable.agent._ask import no_model
 from pidurable.agent._checkpoints import GenerationContext, Request, Tx
 from pidurable.agent._compaction_start import due
 from pidurable.agent._documents import InboxDocument, address_of
-from pidurable.agent._prompt import declare, difference, render_sections, told_by
+from pidurable.agent._prompt import difference, render_sections, told_by
 from pidurable.errors import InvalidArgumentError
 from pidurable.records._messages import SystemMessage
 
@@ -107,7 +107,7 @@ async def prepare_request(
         return Unanswerable(reason="no_folder", detail=str(error))
     now_us = session.clock.now_us()
     sections = await render_sections(agent, env, now_us, told, ctx.report)
-    message = difference(told, sections, declare(agent), now_us)
+    message = difference(told, sections, agent.declarations, now_us)
     assert services.models is not None
     window = services.models.resolve(model).context_window
     return Prepared(

@@ -83,20 +83,20 @@ async def render_sections(
     sections: dict[str, str] = {}
     if agent.instructions and agent.instructions.strip():
         sections[_INSTRUCTIONS] = agent.instructions
-    extensions = agent.snapshot.extensions
+    rendered = agent.snapshot.sections(agent.extensions)
+    if not rendered:
+        return sections
     given = SectionInput(
         model=agent.model,
         instructions=agent.instructions,
         cwd=agent.cwd,
-        extensions=tuple(
-            name for name in extensions if agent.extensions is None or name in agent.extensions
-        ),
-        tools=tuple(tool.name for tool in agent.tools),
+        extensions=agent.selected,
+        tools=agent.tool_names,
         env=env,
         now=datetime.fromtimestamp(now_us / 1e6, UTC),
         shown=dict(told.sections),
     )
-    for section in agent.snapshot.sections(agent.extensions):
+    for section in rendered:
         key = section.key
         try:
             text = await section.render(given)
@@ -117,14 +117,6 @@ async def render_sections(
 def _described(error: BaseException) -> str:
     info = error_info(error)
     return f"{info.type}: {info.message}"
-
-
-def declare(agent: Agent) -> dict[str, ToolDeclaration]:
-    """The declarations of the tools that are offered now."""
-    return {
-        tool.name: ToolDeclaration(name=tool.name, description=tool.description, schema=tool.schema)
-        for tool in agent.tools
-    }
 
 
 def difference(
@@ -153,8 +145,14 @@ def build_request(
         messages=RequestMessages(context),
         # A provider may rewrite the schemas that it is given; here they are of the record.
         tools=tuple(
-            attrs.evolve(tool, schema=copied_json(tool.schema))
-            for tool in told_by(context).tools.values()
+            [
+                ToolDeclaration(
+                    name=tool.name,
+                    description=tool.description,
+                    schema=copied_json(tool.schema),
+                )
+                for tool in told_by(context).tools.values()
+            ]
         ),
         system=system if system.strip() else "",
         thinking=thinking,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -12,6 +13,7 @@ from pidurable.agent._documents import AgentDocument, address_of
 from pidurable.agent._models import Models
 from pidurable.agent._selection import Selection, offers_tool, selected_extensions
 from pidurable.errors import InvalidArgumentError, show
+from pidurable.records._messages import ToolDeclaration
 from pidurable.registry._env import Env, LocalEnv
 from pidurable.registry._snapshot import RegistrySnapshot
 from pidurable.registry._tool import Tool
@@ -80,6 +82,27 @@ class Agent:
     turns_max: int
     tools: tuple[Tool[..., Any], ...]
     snapshot: RegistrySnapshot
+
+    @cached_property
+    def declarations(self) -> dict[str, ToolDeclaration]:
+        """The declarations of the tools that are offered, by name. Not to be changed."""
+        return {
+            tool.name: ToolDeclaration(
+                name=tool.name, description=tool.description, schema=tool.schema
+            )
+            for tool in self.tools
+        }
+
+    @cached_property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of the tools that are offered."""
+        return tuple(tool.name for tool in self.tools)
+
+    @cached_property
+    def selected(self) -> tuple[str, ...]:
+        """The names of the selected extensions, in the order of installation."""
+        names = self.snapshot.extensions
+        return tuple(name for name in names if self.extensions is None or name in self.extensions)
 
     def tool(self, name: str) -> Tool[..., Any] | None:
         """The offered tool of this name, or None."""

@@ -273,8 +273,9 @@ def as_read(messages: Sequence[Message]) -> tuple[Message, ...] | None:
         if type(blocks) is not tuple:
             return None
         for block in blocks:
-            spoken = type(block) is TextBlock or type(block) is ThinkingBlock
-            if not spoken or type(block.text) is not str or block.opaque is not None:
+            if type(block) is not TextBlock and type(block) is not ThinkingBlock:
+                return None
+            if type(block.text) is not str or block.opaque is not None:
                 return None
     return tuple(messages)
 

@@ -14,7 +14,6 @@ from pidurable.agent._models import ModelRequest
 from pidurable.agent._prompt import (
     Told,
     build_request,
-    declare,
     difference,
     estimate_tokens,
     render_sections,
@@ -182,7 +181,7 @@ async def test_sections_come_from_the_instructions_and_the_extensions() -> None:
     assert "ValueError: broken" in reports[0]
     assert "CancelledError: by another loop" in reports[1]
     assert "'bytes' was not rendered: TypeError: it returned b'no text'" in reports[2]
-    assert list(declare(agent)) == ["look"]
+    assert list(agent.declarations) == ["look"]
 
 
 # --- the request --------------------------------------------------------------------------------
