@@ -725,6 +725,7 @@ def _add_fork(app: App, host: Host) -> None:
 
 def run_app(host: Host, argv: Sequence[str], version: str) -> int:
     """Run one command line and return its exit code; no error leaves it."""
+    host.store = None
     try:
         try:
             app = build_app(host, version)
@@ -754,7 +755,7 @@ def run_app(host: Host, argv: Sequence[str], version: str) -> int:
         explained = explain_error(error)
         if debugging():
             host.err("".join(traceback.format_exception(error)).rstrip())
-        host.err(explained.lines(), "red" if explained.code is Exit.FAILED else "yellow")
+        host.say(explained.lines(), "red" if explained.code is Exit.FAILED else "yellow")
         return explained.code
 
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from pidurable.cli._errors import UsageError
 from pidurable.cli._host import Host
-from pidurable.cli._options import Options, find_sources, resolve_options
+from pidurable.cli._options import DEFAULT_STORE, Options, find_sources, resolve_options
 
 Store = Annotated[
     str | None,
@@ -72,7 +72,9 @@ Timeout = Annotated[
 
 def options_of(host: Host, **given: Any) -> Options:
     """Return what a command works with: what was given on its line, and what stands elsewhere."""
-    return resolve_options(find_sources(host.environ), **given)
+    options = resolve_options(find_sources(host.environ), **given)
+    host.store = None if options.store == DEFAULT_STORE else options.store
+    return options
 
 
 def run_trio(function: Callable[[], Awaitable[int]]) -> int:

@@ -89,7 +89,7 @@ async def list_requests(host: Host, options: Options, *, below: int | None) -> i
     else:
         host.err(f"  next: `{options.command('approval', 'show', 'ID')}` shows all of one, then")
         host.err(f"        `{options.command('approval', 'approve', 'ID')}` or deny")
-    host.err(holder_lines(holder))
+    host.say(holder_lines(holder))
     return Exit.DONE
 
 
@@ -127,7 +127,7 @@ async def show_requests(host: Host, options: Options, ids: Sequence[int]) -> int
         json=encode_request,
         sheet=lambda request: _sheet(request, options, now),
     ):
-        host.err(holder_lines(holder))
+        host.say(holder_lines(holder))
     return Exit.DONE
 
 

@@ -155,7 +155,7 @@ async def _tell_holder(
     now = ("nobody", 0) if holder is None else (str(holder.state), holder.record.epoch)
     if now != before:
         shown.stands_still = now[0] in NOBODY
-        shown.host.err(holder_lines(holder) or "nobody holds this store: nothing runs", "dim")
+        shown.host.say(holder_lines(holder) or "nobody holds this store: nothing runs", "dim")
     return now
 
 

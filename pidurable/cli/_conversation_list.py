@@ -43,7 +43,7 @@ async def list_conversations(host: Host, options: Options, *, busy: bool, limit:
         host.err("no conversation is busy" if busy else "there is no conversation yet")
     elif len(found) == limit:
         host.err(f"the newest {limit}; --limit shows more")
-    host.err(holder_lines(holder))
+    host.say(holder_lines(holder))
     return Exit.DONE
 
 

@@ -69,7 +69,7 @@ async def show_log(
     if not entries:
         host.err(f"conversation {id} has no entries")
     host.err(_live_lines(live))
-    host.err(holder_lines(holder))
+    host.say(holder_lines(holder))
     return Exit.DONE
 
 
@@ -108,7 +108,7 @@ async def show_conversation(host: Host, options: Options, conversation_id: int |
     host.out(f"  {line}" for line in _queue_lines(queued, len(items)))
     for name, value in ((documents["pi.usage"] or {}).get("models") or {}).items():
         host.out(f"  spent         {clean_line(name)} {compact_json(value)}")
-    host.err(holder_lines(holder))
+    host.say(holder_lines(holder))
     return Exit.DONE
 
 

@@ -11,6 +11,8 @@ import contextlib
 import json
 import logging
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +26,11 @@ from pidurable.cli._screen import screen_size
 from pidurable.session._seams import Failpoints
 
 __all__ = ["STDIN", "Host"]
+
+_COMMAND = re.compile(
+    r"`pidurable (?:run|resume|task|conversation|approval|usage|gc|doctor|export)\b"
+    r"(?![^`]*--(?:store|help)\b)[^`]*`"
+)
 
 STDIN = "\0stdin"
 """What a lone `-` on the command line is handed on as: read standard input."""
@@ -42,6 +49,8 @@ class Host:
     """While a live display is on: how lines get above it."""
     events: bool = False
     """Whether what happens is written to stdout too, as one JSON object a line."""
+    store: str | None = None
+    """The store of the command, where it is not the one that commands take by themselves."""
     gone: bool = False
     """Nobody reads stderr any more (the terminal was closed); the work goes on all the same."""
 
@@ -101,6 +110,17 @@ class Host:
         except OSError:
             # The report of what happens is lost; what happens is not.
             self.gone = True
+
+    def say(self, lines: str | Iterable[str], style: str = "") -> None:
+        """Write lines of ours, as `err` does; commands in them name the store where they must."""
+        self.err(map(self.typed, _each(lines)), style)
+
+    def typed(self, text: str) -> str:
+        """Return a text of ours with its commands as they can be typed to work on this store."""
+        if self.store is None:
+            return text
+        option = f" --store {clean_line(shlex.quote(self.store))}`"
+        return _COMMAND.sub(lambda found: f"{found[0][:-1]}{option}", text)
 
     def log_handler(self) -> logging.Handler:
         """Return a handler that shows log records as lines of ours."""

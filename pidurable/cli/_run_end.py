@@ -65,7 +65,7 @@ def say_stuck(host: Host, blocked: Sequence[Any]) -> None:
         host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
     # One way out for each reason, of the first task that is blocked for it.
     for row in {row.blocked: row for row in reversed(blocked)}.values():
-        host.err(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
+        host.say(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
 
 
 def say_asked(
@@ -132,10 +132,10 @@ async def report(
             host.err(
                 f"submission {each.id} stays queued: the run before it had no answer", "yellow"
             )
-            host.err("  next: `pidurable run --continue PROMPT` takes it along")
+            host.say("  next: `pidurable run --continue PROMPT` takes it along")
         elif each.status != "done":
             host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
-            host.err("  next: `pidurable conversation log` shows how far it came")
+            host.say("  next: `pidurable conversation log` shows how far it came")
     if not settled:
         host.err("done: no task is live any more")
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)

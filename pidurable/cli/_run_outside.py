@@ -204,5 +204,5 @@ class _Follow:
             self.host.err("taken back: nothing was handed in")
         else:
             self.host.err(f"left; {self._goes_on()}")
-            self.host.err("  next: `pidurable conversation log` shows how far it came")
+            self.host.say("  next: `pidurable conversation log` shows how far it came")
         return Exit.INTERRUPTED

@@ -123,7 +123,7 @@ async def list_tasks(
             host.err("no tasks match")
         elif len(tasks) == limit:
             host.err(f"the newest {limit}; --limit shows more")
-        host.err(holder_lines(holder))
+        host.say(holder_lines(holder))
     return Exit.DONE
 
 
@@ -152,7 +152,7 @@ async def show_tree(host: Host, options: Options, root: int | None) -> int:
         lines = tree_lines(rows, host.now_us())
         # A line that a terminal wraps would fall out of the drawing.
         host.out(lines if cells is None else [cut(line, cells) for line in lines])
-        host.err(holder_lines(holder))
+        host.say(holder_lines(holder))
     return Exit.DONE
 
 
@@ -178,7 +178,7 @@ async def show_tasks(host: Host, options: Options, ids: list[int]) -> int:
         json=task_json,
         sheet=lambda task: sheets[task.id],
     ):
-        host.err(holder_lines(holder))
+        host.say(holder_lines(holder))
     return Exit.DONE
 
 
@@ -194,7 +194,7 @@ async def explain_tasks(host: Host, options: Options, ids: list[int]) -> int:
         *(host, options, found),
         id=lambda each: each.path[-1] if each.path else each.task_id,
         json=explanation_json,
-        lines=lambda each: clean_line(str(each)),
+        lines=lambda each: host.typed(clean_line(str(each))),
     )
     return Exit.DONE
 

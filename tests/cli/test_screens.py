@@ -136,6 +136,27 @@ def test_a_line_on_a_terminal_is_as_wide_as_that() -> None:
         assert host.width(pipe) is None
 
 
+def test_the_way_out_names_the_store_that_was_looked_at(
+    command: Callable[..., object], known_store: Path
+) -> None:
+    """Where a store was named, the commands that messages name work on that one, as typed."""
+    elsewhere = str(known_store.rename(known_store.with_name("my other.sqlite")))
+    option = f"--store '{elsewhere}'`"
+
+    unknown = command("task", "show", "99", "--store", elsewhere)
+    unfinished = command("run", "more", "--store", elsewhere, "--model", "openai/x")
+    blocked = command("task", "explain", "21", "--store", elsewhere)
+    usage = command("task", "shwo", "--store", elsewhere)
+
+    assert f"`pidurable task list {option}" in unknown.err
+    assert f"`pidurable resume {option}" in unfinished.err
+    assert f"`pidurable run --continue PROMPT {option}" in unfinished.err
+    assert unfinished.code == 2
+    assert "(missing_definition)" in blocked.out
+    assert "`pidurable task --help`" in usage.err
+    assert "--store" not in command("task", "show", "99").err.replace("--store PATH", "")
+
+
 def test_json_holds_the_stored_text_as_it_is(
     command: Callable[..., object], known_store: Path
 ) -> None:
