@@ -15,7 +15,7 @@ from collections.abc import Generator
 import apsw
 
 from pidurable.errors import PidurableError, StorageAccessError, StorageRefusedError, check
-from pidurable.storage import _sqlite_open as _open
+from pidurable.storage import _sqlite_open as _open, _sqlite_place as _place
 from pidurable.storage._migrate import SCHEMA
 from pidurable.storage._sqlite import SqliteStorage
 
@@ -56,7 +56,7 @@ def copy_steps(
     try:
         # All of them are closed, whatever the first failure was.
         with contextlib.ExitStack() as stack:
-            source = _open.connect(store, vfs, read_only=True, power=False)
+            source, still = _place.connect_reader(store, vfs, power=False)
             stack.callback(source.close)
             writing = True
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -66,6 +66,8 @@ def copy_steps(
             target.execute("pragma locking_mode = exclusive")
             target.execute("pragma synchronous = off")
             yield from _backup_steps(source, target)
+            if still is not None and _place.look_still(store) != still:
+                raise StorageAccessError(store, "it changed while it was copied; copy it again")
             target.execute("delete from holder; delete from heartbeat")
             _end_log(target)
         if schema < SCHEMA:

@@ -92,6 +92,25 @@ def test_a_copy_has_no_name_and_nobody_holds_it(held: SqliteStorage, tmp_path: P
     copy.close()
 
 
+def test_a_copy_of_a_file_that_changed_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a store is read as it lies, without its lock, who wrote to it meanwhile is noticed."""
+    path = tmp_path / "still"
+    SqliteStorage(path).close()
+    real = _sqlite_copy._place.connect_reader
+
+    def as_it_lies(store: str, vfs: str | None, *, power: bool) -> Any:
+        return real(store, vfs, power=power)[0], _sqlite_copy._place.Still(0, 0, 0)
+
+    monkeypatch.setattr(_sqlite_copy._place, "connect_reader", as_it_lies)
+
+    with pytest.raises(StorageAccessError, match="changed while it was copied"):
+        list(export_steps(str(path), str(tmp_path / "f"), overwrite=False, folder=None))
+
+    assert {name.partition("-")[0] for name in os.listdir(tmp_path)} == {"still"}
+
+
 def test_a_copy_that_does_not_fit_is_told_and_leaves_nothing(
     held: SqliteStorage, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from pidurable.errors import SessionPoisonedError, StorageAccessError, StorageHeldError
 from pidurable.storage import Batch, SqliteStorage, _sqlite_shape
+from pidurable.storage._export import export_steps
 from pidurable.storage._sqlite_check import StoreCheck
 from pidurable.testing._conformance_base import LEASE_SECONDS, NOW_US, claim, conversation
 
@@ -102,6 +104,15 @@ def look(path: Path) -> list[int]:
     return found
 
 
+def export(path: Path) -> dict[str, int]:
+    """Export into memory, and give what its last line counts."""
+    file = io.BytesIO()
+    for _ in export_steps(str(path), file, overwrite=False, folder=None):
+        pass
+    counted: dict[str, int] = json.loads(file.getvalue().splitlines()[-1])["records"]
+    return counted
+
+
 def work(path: Path) -> str:
     SqliteStorage(path, create=False).close()
     return "opened"
@@ -118,12 +129,13 @@ def work(path: Path) -> str:
 def test_a_read_only_store_is_looked_at_and_not_worked_on(
     folder: Path, file_mode: int, folder_mode: int, said: str
 ) -> None:
-    """A file or a folder without write permission: reading works, opening for work says why not."""
+    """Without write permission: reading and exporting work, opening for work says why not."""
     path = make(folder, owner=NOBODY)
     path.chmod(file_mode)
     folder.chmod(folder_mode)
 
     assert as_somebody(lambda: look(path)) == [1]
+    assert as_somebody(lambda: export(path)) == {"conversation": 1}
     assert said in as_somebody(lambda: work(path))
     if folder_mode == 0o500:
         assert os.listdir(folder) == ["s"]
@@ -215,7 +227,7 @@ def test_a_link_of_another_user_is_not_followed(folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 def test_a_read_only_file_system_is_looked_at(folder: Path) -> None:
-    """Nobody can write there, so the file is read as it lies; opening for work says why not."""
+    """Nobody can write there, so the file is read, and exported, as it lies; work is refused."""
     path = make(folder)
     place = folder.parent / "mounted"
     place.mkdir()
@@ -226,6 +238,7 @@ def test_a_read_only_file_system_is_looked_at(folder: Path) -> None:
         remount = ["mount", "-o", "remount,ro,bind", place]
         subprocess.run(remount, check=True, capture_output=True)
         assert look(place / "s") == [1]
+        assert export(place / "s") == {"conversation": 1}
         with pytest.raises(StorageAccessError, match="its file system is mounted read-only"):
             work(place / "s")
     finally:
@@ -269,6 +282,7 @@ def test_a_store_renamed_after_a_crash_wants_its_log(folder: Path) -> None:
     code = """
 import os, sys
 from pidurable.storage import Batch, SqliteStorage, _sqlite_shape
+from pidurable.storage._export import export_steps
 from pidurable.testing._conformance_base import claim, conversation
 storage = SqliteStorage(sys.argv[1])
 storage.acquire(claim(), takeover=False)
