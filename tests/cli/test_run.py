@@ -352,7 +352,8 @@ def test_what_a_restart_interrupted_is_resumed_by_the_two_commands_that_are_name
     done = command("resume", "-e", extension, "--store", store)
 
     assert stuck.code == 6
-    assert f"next: `pidurable task resume {task}` and `pidurable resume`" in stuck.err
+    named = f"next: `pidurable task resume {task} --store {store}` and `pidurable resume --store"
+    assert named in stuck.err
     assert (lifted.code, looked.code, done.code) == (0, 0, 0)
     assert command("task", "show", str(task), "--store", store).out.count("completed") >= 1
 
