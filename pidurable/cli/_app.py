@@ -38,6 +38,7 @@ from pidurable.records._codes import (
     ABORTS,
     BLOCKED,
     NOT_MOVING,
+    PERMISSIONS,
     RESUME,
     TOOL_ERRORS,
     UNANSWERED,
@@ -365,6 +366,7 @@ _TABLES = {
     "why a task does not move": NOT_MOVING,
     "of an unanswered submission": UNANSWERED,
     "of a tool call": TOOL_ERRORS,
+    "of a permission request": PERMISSIONS,
     "of an abort": ABORTS,
     "of a resume": RESUME,
 }

@@ -21,8 +21,10 @@ import pytest
 import trio
 
 import pidurable
+from pidurable.cli._app import _explanations
 from pidurable.cli._host import Host
 from pidurable.harness._open import open_harness
+from pidurable.records import _codes
 
 Snapshot = Callable[[str, str], None]
 
@@ -277,6 +279,16 @@ def test_explain_knows_every_meaning_of_a_code(command: Callable[..., object]) -
     assert found.code == 0
     assert "of a blocked task" in found.out
     assert "of a tool call" in found.out
+
+
+def test_explain_has_a_text_for_every_reason_code() -> None:
+    """Each meaning of each code, of whatever table of them, is among what `explain` says."""
+    tables = [table for name, table in vars(_codes).items() if name.isupper()]
+
+    assert len(tables) > 5
+    for table in tables:
+        for code, text in table.items():
+            assert any(line.endswith(f": {text}") for line in _explanations(code))
 
 
 def test_explain_says_a_rule_of_values(command: Callable[..., object]) -> None:
