@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -9,10 +10,11 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cattrs.gen
 import pytest
 from hypothesis import settings
 
@@ -22,6 +24,10 @@ CHECKOUT = Path(__file__).parents[1]
 # Other examples are drawn at each run, so fewer of them at each are soon more in all.
 settings.register_profile("pidurable", deadline=None, max_examples=20)
 settings.load_profile("pidurable")
+
+# Each test opens a registry of its own, for which cattrs writes the same functions again. Compiling
+# them was a tenth of the time of the tests of agents; the same source is the same code.
+cattrs.gen.compile = functools.cache(compile)  # type: ignore[attr-defined]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would its children be.
 # Tests press it, so it is what it is in a terminal.
@@ -76,6 +82,34 @@ LONG_FILES = (
     "test_trees_killed.py",
     "test_conformance_bites.py",
 )
+
+
+class _FromTheEnd(pytest.Dir):
+    """A folder whose last test files are collected first."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        return reversed(list(super().collect()))
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let each second process collect from the end.
+
+    Every process imports every test file, and who meets a file first writes down the rewritten
+    assertions. Processes that begin at both ends share that work, which takes longer than all else
+    about collecting; side by side they would each do all of it.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if int(worker.removeprefix("gw")) % 2 and not (path / "__init__.py").exists():
+        return _FromTheEnd.from_parent(parent, path=path)
+    return None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_collection_modifyitems")
+def one_order_in_all_processes(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Undo the order of collecting, before the one of the tests is drawn."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path)
+    return (yield)
 
 
 @pytest.hookimpl(trylast=True)
