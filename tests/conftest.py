@@ -122,7 +122,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave modules and thousands of collected tests to no garbage collection of a test.
 
-    Nor is it a test's business: what depends on it collects by itself.
+    Nor is it a test's business: what depends on it collects by itself. That takes milliseconds, and
+    the best part of a second once a test unfreezes what is frozen here: so none may.
     """
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)

@@ -32,12 +32,14 @@ class Source:
 
     @functools.cache  # noqa: B019 - sources live as long as the run
     def _parsed(self) -> ast.Module:
-        # A tree is thousands of objects, which all stay: a collection would free none of them.
+        # A tree is thousands of objects, which all stay: a collection would free none of them,
+        # nor does any later one look at them.
         enabled = gc.isenabled()
         gc.disable()
         try:
             return ast.parse(self.text)
         finally:
+            gc.freeze()
             if enabled:
                 gc.enable()
 

@@ -23,7 +23,9 @@ def kept_garbage() -> Iterator[list[Any]]:
     """Everything that only the garbage collector would have freed, kept for looking at."""
     enabled = gc.isenabled()
     gc.disable()
-    # What is there already is none of this test's business, and looking through it takes long.
+    # What is there already is none of this test's business, and looking through it takes long. It
+    # stays frozen: to unfreeze gave back all that conftest.py keeps from every later collection.
+    gc.collect()
     gc.freeze()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -31,7 +33,6 @@ def kept_garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.unfreeze()
         if enabled:
             gc.enable()
 
