@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
@@ -184,7 +185,7 @@ class RunningCall:
 
     def execute_tool(
         self, name: str, arguments: JsonValue, *, key: str | None = None
-    ) -> Coroutine[Any, Any, CallResult]:
+    ) -> CoroutineType[Any, Any, CallResult]:
         """Call another tool of this conversation, as the model would, and return its result.
 
         An error of it is a result too; only an abort of this call raises. Nothing is undone when
@@ -206,7 +207,7 @@ class RunningCall:
         if self._nested is None:
             self._nested = NestedCalls(self._services, self._ctx, reconciling=self._reconciling)
         # Thousands of these may wait at a time: one frame less for each.
-        return self._nested.execute(name, arguments, key)
+        return self._nested.execute(name, arguments, key)  # type: ignore[return-value]
 
     def report_unheeded(self, final: FinalResult) -> None:
         """Report what nested calls asked of the run, where the call's own result does not.

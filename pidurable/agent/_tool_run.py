@@ -37,13 +37,13 @@ async def invoke(
     services: AgentServices, tool: Tool[..., Any], kwargs: dict[str, Any], call: RunningCall
 ) -> FinalResult | OutcomeUnknownError:
     """Run the tool, and make a result of whatever comes out of it."""
-    # Most tools have no limit, and then nobody else could cancel the scope either.
-    scope = None if tool.timeout is None else trio.move_on_after(tool.timeout)
+    scope: trio.CancelScope | None = None
     try:
-        if scope is None:
+        if tool.timeout is None:
+            # Most tools have no limit: nothing would ever cancel a scope of theirs.
             return final_result(await tool.invoke(kwargs, call), tool, call.progress)
         returned: object = None
-        with scope:
+        with trio.move_on_after(tool.timeout) as scope:
             returned = await tool.invoke(kwargs, call)
         if not scope.cancelled_caught:
             return final_result(returned, tool, call.progress)
