@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from pidurable.agent._ask import poll_at
 from pidurable.agent._attempts import append_deferred
 from pidurable.agent._boundaries import end_run
@@ -49,6 +51,8 @@ def store_deferred(
     now_us = services.session.clock.now_us()
     since_us = now_us if before is None or before.since_us is None else before.since_us
     until = poll_at(now_us, since_us, deferred, ctx.settings)
+    # It has answered, if only that there is no answer yet: what failed before counts no more.
+    at = attrs.evolve(at, tries=0)
     tx.wait(then=Poll(request=at, handle=deferred.handle, since_us=since_us), deadline=until)
 
 

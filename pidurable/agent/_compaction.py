@@ -248,7 +248,10 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         if isinstance(answer, Deferred):
             now_us = session.clock.now_us()
             since_us = now_us if work.deferred_us is None else work.deferred_us
-            later = attrs.evolve(work, is_deferred=True, handle=answer.handle, deferred_us=since_us)
+            # It has answered, if only that there is no answer yet: what failed before is forgotten.
+            later = attrs.evolve(
+                work, is_deferred=True, handle=answer.handle, deferred_us=since_us, tries=0
+            )
             late = deferred_too_long(now_us, since_us, ctx.settings) if work.is_deferred else None
             if late is not None:
                 await self._failed(ctx, later, part, request, received, late)

@@ -326,11 +326,14 @@ async def test_a_stream_that_is_cut_is_charged_and_made_again(autojump_clock: Mo
 
 
 async def test_a_summary_may_be_answered_later(autojump_clock: MockClock) -> None:
-    """A provider that defers its answer is asked again, also after a restart."""
+    """A provider that defers its answer is asked again, also after a restart, and also where each
+    time of asking fails at first: only failures in a row are counted.
+    """
     deferred = Step(
         text=GOOD, defer=Defer(polls=2, seconds=30.0, error=ScriptedError(detail="busy"))
     )
-    world = compacted("fine", summaries=[deferred], settings=BLOCKING)
+    once = attrs.evolve(BLOCKING, request_tries=1)
+    world = compacted("fine", summaries=[deferred], settings=once)
 
     async with world.open() as harness:
         await fill(harness)

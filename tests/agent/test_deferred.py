@@ -191,6 +191,24 @@ async def test_a_failed_poll_asks_again_and_sends_nothing_again(autojump_clock: 
     assert world.model.polls == [{"step": 0, "polls": 1}] * 2
 
 
+async def test_a_provider_that_answers_between_failed_polls_is_asked_on(
+    autojump_clock: MockClock,
+) -> None:
+    """The tries are those in a row: a gateway that fails now and then, for hours, loses nothing."""
+    error = ScriptedError(detail="gateway")
+    defer = Defer(polls=5, seconds=1_000.0, error=error)
+    world = World(Step(text="at last", defer=defer), settings=Settings(request_tries=2))
+
+    async with world.open() as harness:
+        outcome = await ask(harness, "go")
+        await verify(world, harness)
+
+    assert outcome.text == "at last"
+    assert len(world.model.polls) == 10
+    assert len(world.model.requests) == 1
+    assert world.model.cancelled == []
+
+
 @pytest.mark.parametrize("kind", ["other", "retryable"])
 async def test_a_poll_that_is_refused_ends_the_run(
     autojump_clock: MockClock, kind: Literal["other", "retryable"]
