@@ -5,7 +5,9 @@ stopped for long. Then it goes, and "applied once" holds all the same:
 
 * a key that was drawn for its command says when that was. Before the first such answer goes, what
   waits outside is taken in, however old it is, and the horizon is stored, a moment that only grows:
-  from then on no command is taken whose key was drawn before it and that has no answer;
+  from then on no command is taken whose key was drawn before it and that has no answer. It is just
+  behind the newest key that goes, so that a collection under a clock that was years ahead does not
+  refuse all that is handed in until then;
 * of any other key the row stays, without its answer, so that the key is known for ever, as request
   ids and keys of tasks are.
 """
@@ -34,20 +36,21 @@ def old_answers(storage: Storage, *, before_us: int) -> Iterator[Piece | None]:
         before_us: From `answers_before_us`.
     """
     known = storage.command(HORIZON)
-    raised = known is not None and known.at_us >= before_us
+    horizon_us = 0 if known is None else known.at_us
     after: tuple[str] | None = None
     while rows := storage.scan(RecordKind.COMMAND, after=after, limit=PAGE):
         after = (rows[-1][0],)
-        for row in map(CommandRow._make, rows):
-            drawn_us = drawn_at_us(row.id)
-            if not is_old_answer(row, before_us=before_us):
-                continue
-            if drawn_us is not None and not raised:
-                raised = True
-                mark = CommandRow(HORIZON, "horizon", "", GONE, 0, before_us)
-                yield Piece([(Op.COMMAND_DELETE, (HORIZON,)), (Op.COMMAND, mark)], "", 0, 0)
+        old = [
+            row for row in map(CommandRow._make, rows) if is_old_answer(row, before_us=before_us)
+        ]
+        newest_us = max((drawn_at_us(row.id) or 0 for row in old), default=0)
+        if newest_us >= max(horizon_us, 1):
+            horizon_us = newest_us + 1
+            mark = CommandRow(HORIZON, "horizon", "", GONE, 0, horizon_us)
+            yield Piece([(Op.COMMAND_DELETE, (HORIZON,)), (Op.COMMAND, mark)], "", 0, 0)
+        for row in old:
             writes: list[Write] = [(Op.COMMAND_DELETE, (row.id,))]
-            if drawn_us is None:
+            if drawn_at_us(row.id) is None:
                 writes.append((Op.COMMAND, row._replace(answer=GONE)))
             yield Piece(writes, "answers", 1, stored_size(row.answer))
         yield None

@@ -628,6 +628,26 @@ async def test_a_late_asker_is_told_and_nothing_is_applied_again(
         assert forks() == before + 1
 
 
+async def test_a_collection_under_a_clock_far_ahead_refuses_nothing_later(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """The clock is set right again: what is handed in then is done, what was answered is not."""
+    async with _with_old_answers(store) as (harness, client, clock, task):
+        root = (await harness.root()).id
+        old = client._draw_key()
+        await client.fork(root, key=old, timeout=5)
+        clock.step_us += timedelta(days=2_000) // US
+        gone = await harness.gc(older_than=timedelta(0))
+        clock.step_us -= timedelta(days=2_000) // US
+        await client.abort_task(task, timeout=5)
+        outcome = await harness.wait_for_task(task)
+        with pytest.raises(AnswerGoneError):
+            await client.fork(root, key=old, timeout=5)
+
+    assert gone.answers == 2
+    assert outcome.status == "aborted"
+
+
 @pytest.mark.parametrize("kind", ["signal", "gc"])
 async def test_what_waited_for_longer_than_answers_are_kept_is_applied(
     store: Store, autojump_clock: MockClock, kind: str
