@@ -270,7 +270,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             bounds = bounds_of(tool, ctx.settings.value_bytes_max)
             try:
                 final = replaced(FinalResult(blocks=()), said.as_result(), bounds)
-            except (TypeError, NotJsonError, ToolArgumentsError) as problem:
+            except (TypeError, NotJsonError) as problem:
                 # The tool has changed since it was decided.
                 text = f"A person has given a result that does not fit: {problem}"
                 final = self._interrupted(ctx, at, text)

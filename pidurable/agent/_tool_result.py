@@ -20,7 +20,7 @@ from pidurable.records import _json
 from pidurable.records._limits import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX
 from pidurable.records._messages import Block, ImageBlock, TextBlock, Usage
 from pidurable.records._readonly import copied_json
-from pidurable.registry._tool import NAME_PATTERN, Tool, ToolResult
+from pidurable.registry._tool import NAME_PATTERN, Tool, ToolArgumentsError, ToolResult
 from pidurable.session._transaction import Transaction
 from pidurable.tasks._errors import bounded
 
@@ -142,9 +142,9 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
     """Bring what a tool returned into the form in which it is stored.
 
     Raises:
-        TypeError: It is nothing that a tool may return; the model is told so.
+        TypeError: It is nothing that a tool may return, or its structured output does not fit the
+            declared schema; the model is told so.
         NotJsonError: Details or structured output are not strict JSON, or too large together.
-        ToolArgumentsError: The structured output does not fit the declared schema.
     """
     if type(returned) is str and progress.details is None and not progress.diagnostics:
         # What nearly every tool returns, in the same form as all the rest.
@@ -170,7 +170,7 @@ def replaced(before: FinalResult, by: ToolResult, bounds: Bounds) -> FinalResult
 
     Raises:
         TypeError: It holds what no tool may return.
-        NotJsonError, ToolArgumentsError: As for `final_result`.
+        NotJsonError: As for `final_result`.
     """
     if by.content is None:
         by = attrs.evolve(by, content=before.blocks)
@@ -220,7 +220,11 @@ def _checked_structured(structured: object, tool: Tool[..., Any] | None) -> Any:
     if structured is None:
         return None
     if tool is not None:
-        tool.check_structured(structured)
+        try:
+            tool.check_structured(structured)
+        except ToolArgumentsError as problem:
+            text = f"the structured output does not fit the output_schema of the tool: {problem}"
+            raise TypeError(text) from problem
     return _json.check_json(structured, "$.structured")
 
 

@@ -91,7 +91,10 @@ class EntryAdded:
 @final
 @attrs.frozen
 class MessageStart:
-    """The model is asked; its answer comes in updates."""
+    """The first of an answer is there, and more comes in updates.
+
+    An answer that is there whole before any of it was shown has neither, only its `MessageEnd`.
+    """
 
     generation: int
 
