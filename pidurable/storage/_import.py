@@ -291,9 +291,10 @@ _KEYED: dict[RecordKind, int] = {
         (RecordKind.TASK, "key"),
         (RecordKind.SIGNAL, "key"),
         (RecordKind.SUBMISSION, "request_id"),
+        (RecordKind.STUB, "key"),
     )
 }
-"""Where the key stands by which a record is found when it is asked for again."""
+"""Where the key stands by which a record, or what is left of it, is found when it is asked for."""
 
 
 @attrs.define(eq=False)

@@ -57,7 +57,7 @@ def test_a_copy_has_other_uuids_and_nothing_else() -> None:
 
 def test_keys_that_the_session_gave_follow_the_uuid_of_a_copy() -> None:
     """By them work finds what it made; a key that somebody else chose stays what it is."""
-    keyed = (("conversation", "key"), ("task", "key"), ("signal", "key"))
+    keyed = (("conversation", "key"), ("task", "key"), ("signal", "key"), ("stub", "key"))
     bent, expected = lines(), lines(uuid="new-0")
     for record, name in (*keyed, ("submission", "request_id")):
         find(bent, record)[name] = f"{lines()[0]['uuid']}:5:task"
