@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 _ROWS_KEPT = 1_000
 _CONVERSATIONS_KEPT = 1_000
-_OPEN_KEPT = 32
-"""Most open submissions of one conversation that are kept."""
+_OPEN_KEPT = 4
+"""Most open submissions of one conversation that are kept: few have more than one."""
 _CHARACTERS_KEPT = 4_096
-"""Longer contents are not kept, so that all of this takes a few megabytes at most."""
+"""Longer contents are not kept, so that all of this takes a few megabytes, and 20 million
+characters at most."""
 
 _OPEN = ("queued", "placed")
 
