@@ -14,6 +14,7 @@ import trio
 
 from pidurable.agent._models import Models
 from pidurable.agent._permissions import PermissionRequest
+from pidurable.agent._script import load_script
 from pidurable.agent._services import UNSET, AgentChange
 from pidurable.cli._approvals import asked_lines
 from pidurable.cli._asking import Asking, may_ask
@@ -40,7 +41,12 @@ from pidurable.cli._sessions import (
     store_exists,
 )
 from pidurable.cli._signals import Interrupts, catch_interrupts
-from pidurable.errors import StorageAccessError, StorageHeldError, WaitTimeoutError
+from pidurable.errors import (
+    InvalidArgumentError,
+    StorageAccessError,
+    StorageHeldError,
+    WaitTimeoutError,
+)
 from pidurable.harness._client import open_client
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
@@ -85,8 +91,7 @@ async def run_prompt(
             "Give --model provider/model, or --script FILE.yaml, or set PIDURABLE_MODEL",
         )
     models = open_models(host)
-    if options.model is not None:
-        models.resolve(options.model)
+    _check_model(options, models)
     registry = load_registry(options)
     await bring_up_to_date(options.store)
     key = drawn_key(host.now_us(), SystemRandomness().uuid())
@@ -136,6 +141,20 @@ async def _run_here(
         return await _see_through(
             host, options, harness, root, hand_in, interrupts, questions=questions
         )
+
+
+def _check_model(options: Options, models: Models) -> None:
+    """Refuse a model that nobody has, and a script that is none, before anything is stored."""
+    if options.model is None:
+        return
+    models.resolve(options.model)
+    provider, _, path = options.model.partition("/")
+    if provider == "scripted":
+        try:
+            load_script(path)
+        except InvalidArgumentError as error:
+            problem = str(error).removeprefix("script: ")
+            raise UsageError(f"{options.model_source}: {problem}", "Correct the file") from error
 
 
 def _check_prompt(prompt: str) -> None:
@@ -236,8 +255,7 @@ async def resume_work(
     host.err("resuming:")
     host.err(plan.lines())
     models = open_models(host)
-    if options.model is not None:
-        models.resolve(options.model)
+    _check_model(options, models)
     with catch_interrupts(options.resume_command) as interrupts:
         async with open_session(
             host, options, create=False, registry=registry, models=models

@@ -63,6 +63,29 @@ def test_the_answer_goes_to_stdout_and_everything_else_to_stderr(command, script
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "bad.yaml cannot be read: while parsing"),
+        ("- txt: x\n", "steps[0] has no field 'txt'; did you mean 'text'?"),
+        ("- 7\n", "steps[0] must be a mapping, got 7"),
+        ("", "bad.yaml must be a mapping, got None"),
+    ],
+)
+def test_a_script_that_is_none_is_refused_before_anything_is_stored(
+    command, tmp_path: Path, text: str, said: str
+) -> None:
+    """A mistake in the file is a mistake of usage, with its place, and no run that has failed."""
+    (tmp_path / "bad.yaml").write_text(text)
+
+    found = command("run", "do it", "--script", "bad.yaml")
+
+    assert found.code == 2
+    assert found.err.startswith("pidurable: --script: ")
+    assert said in found.err
+    assert not (tmp_path / ".pidurable").exists()
+
+
 def test_json_is_one_object_with_the_whole_result(command, script) -> None:
     """`-o json` gives submission, run, status, text, reason and usage, and nothing besides."""
     found = command("run", "do it", "--script", str(script), "-o", "json")
