@@ -6,7 +6,6 @@ commands without a process of its own.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,22 +26,13 @@ from pidurable.cli._app_parameters import (
     Script,
     Store,
     Timeout,
-    ids_of,
     options_of,
     run_trio,
 )
+from pidurable.cli._app_tasks import task_app
+from pidurable.cli._app_views import add_conversation_views
 from pidurable.cli._errors import Exit, UsageError, debugging, explain_error
 from pidurable.cli._host import STDIN, Host
-from pidurable.errors import NotFoundError
-from pidurable.records._codes import (
-    ABORTS,
-    BLOCKED,
-    NOT_MOVING,
-    PERMISSIONS,
-    RESUME,
-    TOOL_ERRORS,
-    UNANSWERED,
-)
 
 __all__ = ["build_app", "run_app"]
 
@@ -73,21 +63,14 @@ def build_app(host: Host, version: str) -> App:
     _add_doctor(app, host)
     _add_usage(app, host)
     _add_gc(app, host)
-    task = App(name="task", help="Look at tasks, and look after them.", help_format="plaintext")
-    _add_task_list(task, host)
-    _add_task_show(task, host)
-    _add_task_abort(task, host)
-    _add_task_lift(task, host)
-    _add_task_signal(task, host)
-    app.command(task)
+    app.command(task_app(host))
     app.command(approval_app(host))
     conversation = App(
         name="conversation",
         help="Look at conversations, say something in them, and look after them.",
         help_format="plaintext",
     )
-    _add_conversations(conversation, host)
-    _add_fork(conversation, host)
+    add_conversation_views(conversation, host)
     add_conversation_writes(conversation, host)
     app.command(conversation)
     return one_line_paragraphs(app)
@@ -219,7 +202,9 @@ def _add_demo(app: App, host: Host) -> None:
         Args:
             code: As shown by `task show`, `resume` and in errors; of rules, as in the manual.
         """
-        host.out(_explanations(code))
+        from pidurable.cli._explanations import explanations
+
+        host.out(explanations(code))
         return Exit.DONE
 
 
@@ -358,367 +343,6 @@ def _add_gc(app: App, host: Host) -> None:
                 dry_run=dry_run,
                 yes=yes,
             )
-        )
-
-
-_TABLES = {
-    "of a blocked task": BLOCKED,
-    "why a task does not move": NOT_MOVING,
-    "of an unanswered submission": UNANSWERED,
-    "of a tool call": TOOL_ERRORS,
-    "of a permission request": PERMISSIONS,
-    "of an abort": ABORTS,
-    "of a resume": RESUME,
-}
-
-
-def _explanations(code: str) -> list[str]:
-    """Every meaning of a code: some words are used in more than one place."""
-    from pidurable.records._value_rules import VALUE_RULES, explain_rule
-
-    found = [f"{code} ({what}): {table[code]}" for what, table in _TABLES.items() if code in table]
-    if (rule := explain_rule(code)) is not None:
-        found.append(f"{code} (a rule of stored values): {rule}")
-    if found:
-        return found
-    known = sorted({name for table in _TABLES.values() for name in table})
-    rules = [rule.name for rule in VALUE_RULES]
-    near = difflib.get_close_matches(code, [*known, *rules], n=1)
-    hint = (
-        f"Did you mean {near[0]}?"
-        if near
-        else f"Codes are: {', '.join(known)}. Rules of values are: {', '.join(rules)}."
-    )
-    raise NotFoundError("reason code", code[:100], hint)
-
-
-def _add_task_list(app: App, host: Host) -> None:
-    @app.command(name="list")
-    def list_(
-        *,
-        store: Store = None,
-        conversation: int | None = None,
-        kind: str | None = None,
-        status: str | None = None,
-        live: Annotated[bool, Parameter(negative="")] = False,
-        limit: int = 100,
-        output: Output = None,
-    ) -> int:
-        """List the newest tasks; works beside a running holder.
-
-        Args:
-            conversation: Only tasks of this conversation.
-            kind: Only tasks of this definition, as pi.tool.
-            status: Only tasks with this status: pending, running, waiting, completing, terminal.
-            live: Only tasks that have not ended.
-            limit: Most tasks to list.
-        """
-        from pidurable.cli._tasks import list_tasks
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(
-            functools.partial(
-                list_tasks,
-                host,
-                options,
-                conversation=conversation,
-                kind=kind,
-                status=status,
-                live=live,
-                limit=limit,
-            )
-        )
-
-
-def _add_task_show(app: App, host: Host) -> None:
-    @app.command
-    def show(*ids: str, store: Store = None, output: Output = None) -> int:
-        """Show all that is stored of tasks; works beside a running holder.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
-        from pidurable.cli._tasks import show_tasks
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_tasks, host, options, ids_of(host, ids)))
-
-    @app.command
-    def explain(*ids: str, store: Store = None, output: Output = None) -> int:
-        """Say why tasks do not move, down to the one that decides; works beside a running holder.
-
-        With `-o ids` the ids of the tasks that decide are printed.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
-        from pidurable.cli._tasks import explain_tasks
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(explain_tasks, host, options, ids_of(host, ids)))
-
-    @app.command
-    def tree(
-        root: int | None = None,
-        /,
-        *,
-        watch: Annotated[bool, Parameter(name=["--watch", "-w"], negative="")] = False,
-        interval: float = 0.5,
-        store: Store = None,
-        output: Output = None,
-    ) -> int:
-        """Show tasks and conversations as a tree; works beside a running holder.
-
-        Args:
-            root: A task or conversation to begin with; everything by default.
-            watch: Show what is live again and again, as much of it as fits; Ctrl-C leaves.
-            interval: Seconds between two looks of --watch.
-        """
-        options = options_of(host, store=store, output=output)
-        if watch:
-            from pidurable.cli._watch import watch_tree
-
-            return run_trio(functools.partial(watch_tree, host, options, root, interval=interval))
-        from pidurable.cli._tasks import show_tree
-
-        return run_trio(functools.partial(show_tree, host, options, root))
-
-
-def _add_task_abort(app: App, host: Host) -> None:
-    @app.command
-    def abort(
-        *ids: str,
-        yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
-        reason: str = "user",
-        orphan: Annotated[bool, Parameter(negative="")] = False,
-        store: Store = None,
-        extension: Extensions = None,
-        output: Output = None,
-        timeout: Timeout = None,
-    ) -> int:
-        """Abort tasks with everything below them, and wait until they have ended.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-            yes: Do not ask.
-            reason: Stored with the abort.
-            orphan: End also what has begun and whose code is not loaded; nothing of it is undone.
-        """
-        from pidurable.cli._tasks import abort_tasks
-
-        options = options_of(
-            host, store=store, extensions=extension, output=output, timeout=timeout
-        )
-        return run_trio(
-            functools.partial(
-                abort_tasks,
-                host,
-                options,
-                ids_of(host, ids),
-                yes=yes,
-                reason=reason,
-                orphan=orphan,
-            )
-        )
-
-
-def _add_task_lift(app: App, host: Host) -> None:
-    @app.command
-    def retry(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
-        """Let blocked tasks be tried again, with their crashes forgiven; runs nothing itself.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
-        from pidurable.cli._task_writes import lift_tasks
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="retry")
-        )
-
-    @app.command
-    def resume(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
-        """Let tasks that a restart interrupted go on, with all below; runs nothing itself.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
-        from pidurable.cli._task_writes import lift_tasks
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="resume")
-        )
-
-
-def _add_task_signal(app: App, host: Host) -> None:
-    @app.command
-    def signal(
-        id: str,
-        name: str,
-        payload: str = "null",
-        /,
-        *,
-        key: str | None = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
-    ) -> int:
-        """Send a task a signal, which it reads when it goes on; runs nothing itself.
-
-        Args:
-            id: The id of a live task; `-` reads ids from standard input, and sends to all or none.
-            name: The name of the signal.
-            payload: What it carries, as JSON.
-            key: Send it once: the same key again stores nothing.
-        """
-        from pidurable.cli._task_writes import signal_tasks
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(
-                signal_tasks,
-                host,
-                options,
-                ids_of(host, [id]),
-                name=name,
-                payload=payload,
-                key=key,
-            )
-        )
-
-
-def _add_conversations(app: App, host: Host) -> None:
-    @app.command(name="list")
-    def list_(
-        *,
-        busy: Annotated[bool, Parameter(negative="")] = False,
-        limit: int = 100,
-        store: Store = None,
-        output: Output = None,
-    ) -> int:
-        """List conversations, those of sub-agents too; works beside a running holder.
-
-        Args:
-            busy: Only those in which a run goes on, or is held up.
-            limit: Most conversations to list, the newest ones.
-        """
-        from pidurable.cli._conversation_list import list_conversations
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(
-            functools.partial(list_conversations, host, options, busy=busy, limit=limit)
-        )
-
-    @app.command
-    def follow(
-        conversation: int | None = None,
-        /,
-        *,
-        until_done: Annotated[bool, Parameter(name="--until-done", negative="")] = False,
-        limit: int = 10,
-        full: Annotated[bool, Parameter(negative="")] = False,
-        events: Annotated[bool, Parameter(name="--events", negative="")] = False,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
-    ) -> int:
-        """Show the log of a conversation and what comes, as it comes; Ctrl-C leaves.
-
-        Works beside a running holder, and takes part in nothing.
-
-        Args:
-            conversation: Its id; the root by default.
-            until_done: Leave when nothing runs in it: with exit code 1 if its last run had no
-                answer, and 6 if a run is left and nobody holds the store.
-            limit: How many of the newest entries to begin with.
-            full: Show long texts whole.
-            events: Write what happens as one JSON object a line.
-        """
-        from pidurable.cli._conversation_follow import follow_conversation
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(
-                follow_conversation,
-                *(host, options, conversation),
-                limit=limit,
-                full=full,
-                until_done=until_done,
-                events=events,
-            )
-        )
-
-    @app.command
-    def log(
-        conversation: int | None = None,
-        /,
-        *,
-        store: Store = None,
-        limit: int = 200,
-        full: Annotated[bool, Parameter(negative="")] = False,
-        output: Output = None,
-    ) -> int:
-        """Show the transcript of a conversation; works beside a running holder.
-
-        Args:
-            conversation: Its id; the root by default.
-            limit: Most entries to show, the newest ones.
-            full: Show long texts whole.
-        """
-        from pidurable.cli._conversations import show_log
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(
-            functools.partial(show_log, host, options, conversation, limit=limit, full=full)
-        )
-
-    @app.command
-    def show(
-        conversation: int | None = None, /, *, store: Store = None, output: Output = None
-    ) -> int:
-        """Show where a conversation stands: its agent, what runs, what is queued, what was spent.
-
-        With `-o ids` the queued submissions are printed.
-
-        Args:
-            conversation: Its id; the root by default.
-        """
-        from pidurable.cli._conversations import show_conversation
-
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_conversation, host, options, conversation))
-
-
-def _add_fork(app: App, host: Host) -> None:
-    @app.command
-    def fork(
-        conversation: int,
-        /,
-        *,
-        at: int | None = None,
-        key: str | None = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
-    ) -> int:
-        """Fork a conversation at an entry of its history; runs nothing itself.
-
-        Args:
-            conversation: Its id.
-            at: The last entry that the fork shares, by default the newest.
-            key: Fork once: the same key again gives the first fork.
-        """
-        from pidurable.cli._fork import fork_conversation
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(fork_conversation, host, options, conversation, at=at, key=key)
         )
 
 

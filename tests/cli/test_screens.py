@@ -21,7 +21,7 @@ import pytest
 import trio
 
 import pidurable
-from pidurable.cli._app import _explanations
+from pidurable.cli._explanations import explanations
 from pidurable.cli._host import Host
 from pidurable.harness._open import open_harness
 from pidurable.records import _codes
@@ -288,7 +288,7 @@ def test_explain_has_a_text_for_every_reason_code() -> None:
     assert len(tables) > 5
     for table in tables:
         for code, text in table.items():
-            assert any(line.endswith(f": {text}") for line in _explanations(code))
+            assert any(line.endswith(f": {text}") for line in explanations(code))
 
 
 def test_explain_says_a_rule_of_values(command: Callable[..., object]) -> None:
