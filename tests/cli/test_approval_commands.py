@@ -226,7 +226,7 @@ def test_a_request_whose_time_is_over_is_shown_so_where_nobody_holds_the_session
     listed, sheet = command("approval", "list").out, command("approval", "show", id).out
     late = command("approval", "approve", id)
 
-    assert re.search(r" in (9m\d\ds|10m00s)", in_time[0])
+    assert re.search(r" in \d+m\d\ds", in_time[0])
     assert f"approval approve {id}" in in_time[1]
     assert re.search(r" \dm\d\ds ago", listed)
     assert re.search(r"open, but its time was over \dm\d\ds ago: it expires when", sheet)
