@@ -140,6 +140,7 @@ class AgentServices:
     conversation: Callable[[int], Any]
     """Makes a conversation handle; the harness gives it."""
     _resolved: dict[int, _Resolved] = attrs.field(factory=dict, init=False, repr=False)
+    _resolved_by: RegistrySnapshot | None = attrs.field(default=None, init=False, repr=False)
     progress: Progress = attrs.field(init=False)
     permissions: Permissions = attrs.field(init=False)
 
@@ -156,13 +157,12 @@ class AgentServices:
         session = self.runtime.session
         stored = session.doc_value(address_of(AgentDocument, conversation_id))
         snapshot, settings = self.registry(), session.settings
+        if self._resolved_by is not snapshot:
+            # Nothing is to hold on to what an earlier one had installed.
+            self._resolved.clear()
+            self._resolved_by = snapshot
         found = self._resolved.get(conversation_id)
-        if (
-            found is None
-            or found.stored is not stored
-            or found.snapshot is not snapshot
-            or found.settings is not settings
-        ):
+        if found is None or found.stored is not stored or found.settings is not settings:
             chosen = None if stored is None else stored.get("extensions")
             selected = selected_extensions(chosen, settings.extensions, snapshot.extensions)
             found = _Resolved(stored, snapshot, settings, selected)

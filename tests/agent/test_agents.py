@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -454,3 +456,27 @@ async def test_without_its_folder_a_run_ends_and_says_how_to_choose_another(
     assert str(folder) in gone.detail
     assert "configure(AgentChange(cwd=...))" in gone.detail
     assert again.status == "done"
+
+
+async def test_what_was_installed_is_let_go_of_once_it_is_replaced(
+    autojump_clock: MockClock,
+) -> None:
+    """Conversations that are at rest hold on to no earlier version of an extension."""
+    world = World("one", "two", "three")
+    made: list[weakref.ref[Any]] = []
+    async with world.open() as harness:
+        for number in range(3):
+            told = extension_called("told", text=f"version {number}")
+            if number == 0:
+                world.registry.install(told)
+            else:
+                world.registry.replace(install=[told])
+            made.append(weakref.ref(world.registry.snapshot))
+            conversation = await harness.create_conversation(agent=AgentChange(model=MODEL))
+            await (await conversation.submit("go")).wait()
+        sent = [request.system for request in world.model.requests]
+        gc.collect()
+        left = [each() is not None for each in made]
+
+    assert [f"version {number}" in text for number, text in enumerate(sent)] == [True] * 3
+    assert left == [False, False, True]
