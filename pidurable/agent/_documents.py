@@ -14,6 +14,7 @@ import attrs
 
 from pidurable.records import _codec
 from pidurable.records._messages import Usage
+from pidurable.records._readonly import copied_json
 from pidurable.session._documents import (
     Address,
     DocumentDefinition,
@@ -116,9 +117,15 @@ def address_of(cls: type, conversation_id: int) -> Address:
     return Address(_NAMES[cls], _CONVERSATION, conversation_id, "")
 
 
+_DEFAULTS: dict[type, dict[str, Any]] = {
+    cls: attrs.asdict(cls(), recurse=False) for cls in _DEFINITIONS
+}
+
+
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The JSON of a document that was never written."""
-    return attrs.asdict(cls(), recurse=False)
+    """The JSON of a document that was never written; the caller's own."""
+    own: dict[str, Any] = copied_json(_DEFAULTS[cls])
+    return own
 
 
 def read_doc(tx: Transaction, cls: type, conversation_id: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pidurable.records._messages import (
 from pidurable.records._readonly import copied_json
 from pidurable.registry._env import Env
 from pidurable.registry._hooks import SectionInput
-from pidurable.session._context import ModelContext, system_places
+from pidurable.session._context import ModelContext, of_systems, system_places
 from pidurable.tasks._errors import error_info, stops_code
 
 if TYPE_CHECKING:
@@ -49,8 +49,22 @@ class Told:
 
 
 def told_by(context: ModelContext) -> Told:
-    """Replay the system messages of a context: what an edit has left out was not told."""
+    """Replay the system messages of a context: what an edit has left out was not told.
+
+    It is kept with the context, and not to be changed.
+    """
+    return of_systems(context, _replayed_of)
+
+
+def _replayed_of(context: ModelContext) -> Told:
     return replayed(context.systems())
+
+
+def _system_of(context: ModelContext) -> str:
+    """The system prompt: the system message that leads, rendered."""
+    leads = system_places(context)[:1] == [0]
+    system = render_system_message(next(context.systems())) if leads else ""
+    return system if system.strip() else ""
 
 
 def replayed(messages: Iterable[SystemMessage]) -> Told:
@@ -138,8 +152,6 @@ def build_request(
     context: ModelContext, *, model: str, thinking: str | None, options: Any = None
 ) -> ModelRequest:
     """One request from the record: a context, as it is sent."""
-    leads = system_places(context)[:1] == [0]
-    system = render_system_message(next(context.systems())) if leads else ""
     return ModelRequest(
         model=model,
         messages=RequestMessages(context),
@@ -154,7 +166,7 @@ def build_request(
                 for tool in told_by(context).tools.values()
             ]
         ),
-        system=system if system.strip() else "",
+        system=of_systems(context, _system_of),
         thinking=thinking,
         options=options,
     )

@@ -24,7 +24,7 @@ from pidurable.records._messages import (
     ToolCallBlock,
     ToolResultMessage,
 )
-from pidurable.session._context import images_of, system_places
+from pidurable.session._context import images_of, of_systems, system_places
 
 if TYPE_CHECKING:
     from pidurable.session._context import ModelContext
@@ -46,15 +46,9 @@ class RequestMessages(Sequence[RequestMessage]):
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
-        places: list[int] = []
-        for place, message in zip(system_places(context), context.systems(), strict=True):
-            # The first one is the prompt. Of the others, one that only changed the tools says
-            # nothing: each request declares them as they are.
-            if place == 0 or not render_system_message(message).strip():
-                places.append(place)
-        self._left_out = [place - before for before, place in enumerate(places)]
+        self._left_out = of_systems(context, left_out)
         """Of each message of the context that is left out, how many stand before it here."""
-        self._length = len(context) - len(places)
+        self._length = len(context) - len(self._left_out)
         self._made: dict[int, RequestMessage] = {}
 
     def images(self) -> set[str]:
@@ -120,6 +114,17 @@ class RequestMessages(Sequence[RequestMessage]):
         made = RequestMessage(message=_sendable(message), entry=entry)
         self._made[number] = made
         return made
+
+
+def left_out(context: ModelContext) -> list[int]:
+    """Of each message of a context that no request says, how many stand before it in one."""
+    places: list[int] = []
+    for place, message in zip(system_places(context), context.systems(), strict=True):
+        # The first one is the prompt. Of the others, one that only changed the tools says nothing:
+        # each request declares them as they are.
+        if place == 0 or not render_system_message(message).strip():
+            places.append(place)
+    return [place - before for before, place in enumerate(places)]
 
 
 def images_in(messages: Sequence[RequestMessage]) -> set[str]:

@@ -20,8 +20,8 @@ are. An edit therefore costs O(range), once, when somebody next asks for the con
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import final, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, final, overload
 
 from pidurable.errors import check
 from pidurable.records._entries import Entry, kept_edits, kept_messages, own_message
@@ -36,6 +36,8 @@ from pidurable.records._messages import (
 )
 from pidurable.session import _transcript
 from pidurable.session._transcript import ContextMessage
+
+T = TypeVar("T")
 
 
 class _Place:
@@ -174,6 +176,23 @@ def system_places(context: ModelContext) -> list[int]:
     return places
 
 
+def of_systems(context: ModelContext, derive: Callable[[ModelContext], T]) -> T:
+    """What `derive` makes of the system messages and of nothing else. Not to be changed.
+
+    Kept until there is another one: every request asks for the same.
+    """
+    exchange, length = context._exchange, len(context)
+    count = len(exchange.systems)
+    while count and exchange.systems[count - 1] >= length:
+        count -= 1
+    # Where each of them stands does not change; the one that moves to the front is the first.
+    kept = exchange.derived.get(derive)
+    if kept is None or kept[0] != count:
+        kept = exchange.derived[derive] = count, derive(context)
+    found: T = kept[1]
+    return found
+
+
 def images_of(context: ModelContext) -> set[str]:
     """The SHA-256 of every image that a context shows, in O(their number)."""
     found: set[str] = set()
@@ -217,6 +236,8 @@ class Exchange:
         self.systems: list[int] = []
         self.lead: int | None = None
         """The place of the system message that moves to the front; None while none does."""
+        self.derived: dict[object, tuple[int, Any]] = {}
+        """What was made of the system messages alone, by whom, and of how many of them."""
         self.images: list[tuple[int, list[str]]] = []
         """Those of the messages that show any, with the entry that put them there: ascending."""
         self._users_only = True

@@ -137,8 +137,11 @@ class DocumentWork:
 
         Drafts are not looked at: they count when the body ends.
         """
-        standing = self._standing(address)
-        return None if standing is None else standing[1]
+        pending = self._pended(address)
+        if pending is not None:
+            return pending.value
+        state = self._doc_state(address)
+        return None if state is None else state.value
 
     def _standing(self, address: Address) -> tuple[Terms, Any] | None:
         """What stands at an address as staged so far, with what it is stored with."""

@@ -43,6 +43,7 @@ from pidurable.session._context import (
     ModelContext,
     context_of,
     images_of,
+    of_systems,
     system_places,
 )
 from pidurable.session._notes import note_in_place
@@ -74,6 +75,8 @@ def check_context(context: ModelContext, expected: list[ContextMessage]) -> None
     assert system_places(context) == [
         place for place, item in enumerate(expected) if isinstance(item.message, SystemMessage)
     ]
+    # Kept from one context to the next, and made again where it would differ.
+    assert of_systems(context, _systems_and_places) == (systems, system_places(context))
     assert images_of(context) == {
         block.blob
         for item in expected
@@ -83,6 +86,10 @@ def check_context(context: ModelContext, expected: list[ContextMessage]) -> None
     }
     said = [item.message for item in expected if not isinstance(item.message, SystemMessage)]
     assert context.asks_something == (bool(said) and not isinstance(said[-1], AssistantMessage))
+
+
+def _systems_and_places(context: ModelContext) -> tuple[list[SystemMessage], list[int]]:
+    return list(context.systems()), system_places(context)
 
 
 class Kept:
