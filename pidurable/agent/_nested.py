@@ -161,8 +161,10 @@ class _Creation(Asked):
         from pidurable.agent._tool_call import ToolTask
 
         given = self._calls.input_of(self.name, self.arguments)
+        # Others share the commit, and may have made it under the same key.
+        before = len(tx.fresh)
         task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")
-        return task, task in tx.fresh
+        return task, len(tx.fresh) != before
 
 
 def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:

@@ -364,6 +364,43 @@ async def test_an_abort_ends_nested_calls_from_the_bottom_up(autojump_clock: Moc
     assert result.code == "aborted"
 
 
+async def test_of_calls_under_one_key_at_once_only_the_same_one_is_found_again(
+    autojump_clock: MockClock,
+) -> None:
+    """Also where one commit creates them: another tool, or other arguments, are no such call."""
+    given = [("a", "safe"), ("b", "safe"), ("a", "once"), ("a", "safe")]
+    got: dict[int, str] = {}
+
+    async def body(call: ToolCall) -> str:
+        async def one(place: int, what: str, name: str) -> None:
+            try:
+                found = await call.execute_tool(name, {"what": what}, key="k")
+                got[place] = found.text
+            except InvalidArgumentError as error:
+                got[place] = error.problem.partition(", ")[2].partition(";")[0]
+
+        async with trio.open_nursery() as nursery:
+            # While its commit is on its way, the others gather.
+            nursery.start_soon(call.execute_tool, "safe", {"what": "first"})
+            await trio.lowlevel.checkpoint()
+            for place, (what, name) in enumerate(given):
+                nursery.start_soon(one, place, what, name)
+        return "done"
+
+    text, world, tasks = await run(body)
+
+    assert text == "done"
+    assert len(tasks) == 3
+    assert len(world.ledger) == 2
+    refused = ("with other arguments", "not of this tool")
+    (kept,) = {given[place] for place, said in got.items() if said not in refused}
+    for place, said in got.items():
+        if given[place] == kept:
+            assert said not in refused
+        else:
+            assert said == refused[given[place][1] != kept[1]]
+
+
 async def test_a_nested_call_that_a_person_aborts_is_an_aborted_result(
     autojump_clock: MockClock,
 ) -> None:
