@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final
@@ -38,6 +38,7 @@ from pidurable.errors import (
 from pidurable.harness._events import Event
 from pidurable.harness._listing import ListedConversation, listed_conversations
 from pidurable.harness._looked_events import LookedEvents
+from pidurable.harness._reader_tree import TreeRow, live_rows, read_tree
 from pidurable.harness._stored_facts import HolderState, StoredFacts
 from pidurable.harness._usage import stored_usage
 from pidurable.records._codec import Codec
@@ -90,23 +91,6 @@ class HolderView:
     `released`: it closed the store."""
     heartbeat_age: float
     """Seconds since the last sign of life, by this machine's clock."""
-
-
-@attrs.frozen(kw_only=True)
-class TreeRow:
-    """One line of a tree: a task or a conversation, below the last row of one depth less."""
-
-    depth: int
-    task: TaskRecord | None = None
-    conversation: Conversation | None = None
-
-    @property
-    def id(self) -> int:
-        """The id of the task or conversation."""
-        if self.task is not None:
-            return self.task.id
-        assert self.conversation is not None
-        return self.conversation.id
 
 
 @asynccontextmanager
@@ -316,7 +300,7 @@ class Reader:
             if live:
                 rows = [
                     row
-                    for row in self._live_rows()
+                    for row in live_rows(self._storage)
                     if conversation in (None, row.conversation)
                     and kind in (None, row.kind)
                     and status in (None, row.status)
@@ -335,15 +319,7 @@ class Reader:
 
     async def live_rows(self) -> list[TaskRow]:
         """Return the rows of all live tasks, by id, without what belongs to them."""
-        return await self._read("the live tasks", self._live_rows)
-
-    def _live_rows(self) -> list[TaskRow]:
-        rows: list[TaskRow] = []
-        while True:
-            page = self._storage.live_tasks(after=rows[-1].id if rows else 0)
-            rows += page
-            if len(page) < 10_000:
-                return rows
+        return await self._read("the live tasks", lambda: live_rows(self._storage))
 
     async def children(self, owner: int) -> list[TreeRow]:
         """Return what a task or a conversation owns directly, live and ended, by id."""
@@ -362,77 +338,15 @@ class Reader:
         """
 
         def read() -> list[TreeRow] | None:
-            if root is None:
-                rows = {row.id: row for row in self._live_rows()}
-                rows.update((row.id, row) for row in self._storage.tasks(limit=limit, reverse=True))
-                gathered = _Gathered(tasks=rows)
-                self._add_conversations(gathered, limit)
-                return _flatten(self._storage, gathered, None)
-            if not _is_id(root):
+            if root is not None and not _is_id(root):
                 return None
-            conversation = self._storage.conversation(root)
-            task = self._storage.task(root) if conversation is None else None
-            if conversation is None and task is None:
-                return None
-            gathered = _Gathered()
-            if task is not None:
-                self._gather_below(gathered, task, limit=limit)
-            else:
-                assert conversation is not None
-                gathered.conversations[conversation.id] = conversation
-                self._gather(gathered, conversation.id, limit=limit)
-            return _flatten(self._storage, gathered, root)
+            return read_tree(self._storage, root, limit=limit)
 
         found = await self._read("the task tree", read)
         if found is None:
             assert root is not None
             raise NotFoundError("task or conversation", root, _LIST_HINT)
         return found
-
-    def _add_conversations(self, gathered: _Gathered, limit: int) -> None:
-        """Read the conversations of the gathered tasks, and those that no task has touched yet."""
-        for row in self._storage.conversations_by_owner(None, limit=limit):
-            gathered.conversations[row.id] = row
-        for id in sorted({row.conversation for row in gathered.tasks.values()}):
-            if id not in gathered.conversations:
-                found = self._storage.conversation(id)
-                if found is not None:
-                    gathered.conversations[id] = found
-        for owner in gathered.tasks:
-            self._owned_conversations(gathered, owner)
-
-    def _gather(self, gathered: _Gathered, conversation: int, *, limit: int) -> None:
-        """Read the tasks of a conversation and, below them, of every conversation they own."""
-        waiting = [conversation]
-        while waiting and len(gathered.tasks) < limit:
-            found = self._storage.tasks(
-                conversation=waiting.pop(), limit=limit - len(gathered.tasks), reverse=True
-            )
-            for row in found:
-                gathered.tasks[row.id] = row
-                waiting += self._owned_conversations(gathered, row.id)
-
-    def _gather_below(self, gathered: _Gathered, root: TaskRow, *, limit: int) -> None:
-        """Read what a task owns, however deep: an owner is always older than what it owns."""
-        gathered.tasks[root.id] = root
-        conversations = self._owned_conversations(gathered, root.id)
-        after = root.id
-        while len(gathered.tasks) < limit:
-            page = self._storage.tasks(conversation=root.conversation, after=after, limit=1_000)
-            for row in page:
-                if row.owner in gathered.tasks and len(gathered.tasks) < limit:
-                    gathered.tasks[row.id] = row
-                    conversations += self._owned_conversations(gathered, row.id)
-            if len(page) < 1_000:
-                break
-            after = page[-1].id
-        for conversation in conversations:
-            self._gather(gathered, conversation, limit=limit)
-
-    def _owned_conversations(self, gathered: _Gathered, owner: int) -> list[int]:
-        rows = self._storage.conversations_by_owner(owner)
-        gathered.conversations.update((row.id, row) for row in rows)
-        return [row.id for row in rows]
 
     # --- conversations -------------------------------------------------------------------
 
@@ -687,50 +601,3 @@ def _most(limit: int) -> int:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and 0 < value <= ID_MAX
-
-
-@attrs.define(eq=False)
-class _Gathered:
-    """Rows of a tree, before they are put in order."""
-
-    tasks: dict[int, TaskRow] = attrs.Factory(dict)
-    conversations: dict[int, ConversationRow] = attrs.Factory(dict)
-
-
-def _flatten(storage: SqliteStorage, gathered: _Gathered, root: int | None) -> list[TreeRow]:
-    """Put rows in order, depth first, by id below each owner; iterative, however deep."""
-    below: dict[int, list[int]] = {}
-    tops: list[int] = []
-    for id, task in gathered.tasks.items():
-        owner = task.conversation if task.owner is None else task.owner
-        _file(id, owner, gathered, below, tops)
-    for id, conversation in gathered.conversations.items():
-        _file(id, conversation.owner, gathered, below, tops)
-    rows: list[TreeRow] = []
-    stack = [(id, 0) for id in sorted(tops if root is None else [root], reverse=True)]
-    while stack:
-        id, depth = stack.pop()
-        rows.append(_tree_row(storage, gathered, id, depth))
-        stack += [(child, depth + 1) for child in sorted(below.get(id, ()), reverse=True)]
-    return rows
-
-
-def _file(
-    id: int,
-    owner: int | None,
-    gathered: _Gathered,
-    below: dict[int, list[int]],
-    tops: list[int],
-) -> None:
-    known: Sequence[dict[int, Any]] = (gathered.tasks, gathered.conversations)
-    if owner is not None and any(owner in rows for rows in known):
-        below.setdefault(owner, []).append(id)
-    else:
-        tops.append(id)
-
-
-def _tree_row(storage: SqliteStorage, gathered: _Gathered, id: int, depth: int) -> TreeRow:
-    task = gathered.tasks.get(id)
-    if task is not None:
-        return TreeRow(depth=depth, task=task_record(storage, task))
-    return TreeRow(depth=depth, conversation=conversation_of(gathered.conversations[id]))
