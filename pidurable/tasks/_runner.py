@@ -46,6 +46,7 @@ class Runner:
         """Run an invocation whose reservation is durable.
 
         A mark that became durable while the reservation was in the storage counts: no phase begins.
+        Nor does anything in a session that is poisoned by now: another holder may have it.
         """
         assert self.nursery is not None
         task_id = invocation.task_id
@@ -60,10 +61,13 @@ class Runner:
         self.nursery.start_soon(self._run, invocation, name=f"{invocation.kind} {task_id}")
 
     def _may_run(self, invocation: Invocation) -> bool:
-        node = self._runtime.published.task(invocation.task_id)
-        if self._runtime.closing or node is None or node.status is not RUNNING:
+        runtime = self._runtime
+        if runtime.closing or runtime.session.line.poison is not None:
             return False
-        return invocation.aborting or not (node.marked or self._runtime.below_intent(node))
+        node = runtime.published.task(invocation.task_id)
+        if node is None or node.status is not RUNNING:
+            return False
+        return invocation.aborting or not (node.marked or runtime.below_intent(node))
 
     def _free_slot(self, task_id: int, kind: str) -> None:
         """Account for the slot; one that was planned and is not held may be of use to others."""

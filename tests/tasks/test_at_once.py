@@ -13,7 +13,7 @@ import pytest
 import trio
 from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forever, parent_of
 
-from pidurable.errors import StorageRefusedError
+from pidurable.errors import SessionPoisonedError, StorageRefusedError
 from pidurable.testing import Fault
 
 KINDS = frozenset({"test.actor", "test.other"})
@@ -276,6 +276,20 @@ async def _abort_behind(rt: Any, made: list[int]) -> None:
     while not made:
         await trio.lowlevel.checkpoint()
     await rt.commit(lambda tx: tx.abort_task(made[0]))
+
+
+async def test_nothing_begins_that_was_started_before_the_session_was_poisoned() -> None:
+    """Its code is run in another turn, and by then another holder may do the same work."""
+    world = World()
+    async with world.crashing() as rt:
+        rt.at_once = KINDS
+        await world.quiet()
+        id = await world.create("a", forever)
+        assert id in rt.invocations
+        rt.session.line.set_poison(SessionPoisonedError("world", "another holder has it"))
+        await world.quiet()
+        assert not rt.invocations
+    assert world.log == []
 
 
 async def test_a_join_whose_last_two_end_in_one_batch_is_woken_once() -> None:

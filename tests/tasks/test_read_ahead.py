@@ -8,6 +8,7 @@ import pytest
 import trio
 from worlds import Next, Start, World
 
+from pidurable.errors import SessionPoisonedError
 from pidurable.testing import Fault
 
 TASKS = 40
@@ -65,3 +66,29 @@ async def test_a_task_that_cannot_be_read_is_named_alone(autojump_clock: Any) ->
         for id in ids[:3] + ids[4:]:
             assert (await world.end(id)).status == "completed"
         assert world.row(ids[3]).blocked == "checkpoint_unreadable"
+
+
+async def test_nothing_begins_if_the_session_is_poisoned_while_it_is_read(
+    autojump_clock: Any,
+) -> None:
+    """What was reserved is left to whoever opens the session next."""
+    ended: list[str] = []
+    world = world_of_many(ended)
+    await crash(world)
+    world.log.clear()
+    read = world.blocking.run
+    at_once = 0
+
+    async def poisoned_meanwhile(fn: Any, *args: Any) -> Any:
+        nonlocal at_once
+        if fn == world.rt.session.storage.task_starts:
+            at_once = len(args[0])
+            poison = SessionPoisonedError("world", "another holder has it")
+            world.rt.session.line.set_poison(poison)
+        return await read(fn, *args)
+
+    world.blocking.run = poisoned_meanwhile  # type: ignore[method-assign]
+    async with world.crashing():
+        await world.quiet()
+    assert at_once == TASKS
+    assert world.log == []
