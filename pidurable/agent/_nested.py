@@ -90,9 +90,11 @@ class NestedCalls:
                 await together.lead(asked, first=first)
             if asked.error is not None:
                 raise asked.error
-            task, is_new = asked.value
-            if not is_new:
-                self._check_same(asked, task)
+            if not asked.is_new:
+                self._check_same(asked)
+            task = asked.value
+            # Nor does it hold what it asked with, while its task runs.
+            del asked
             result = result_of(await ctx.wait_for_task(task))
         finally:
             if key is None:
@@ -126,8 +128,9 @@ class NestedCalls:
         self._made += 1
         return f"call {place}"
 
-    def _check_same(self, asked: _Creation, task: int) -> None:
+    def _check_same(self, asked: _Creation) -> None:
         """Refuse an earlier call that is another one: its result would be taken for this one's."""
+        task = asked.value
         text = self._services.session.storage.task_input(task)
         stored: dict[str, Any] = {} if text is None else _json.loads_stored(text)
         if stored.get("name") == asked.name and stored.get("arguments") == asked.arguments:
@@ -144,9 +147,9 @@ class NestedCalls:
 
 @final
 class _Creation(Asked):
-    """One call, until its task is created or found again: the value is its id, and if it is new."""
+    """One call, until its task is created or found again: the value is its id."""
 
-    __slots__ = ("_calls", "arguments", "name", "step")
+    __slots__ = ("_calls", "arguments", "is_new", "name", "step")
 
     def __init__(
         self, together: Together, calls: NestedCalls, name: str, arguments: Any, step: str
@@ -156,15 +159,17 @@ class _Creation(Asked):
         self.name = name
         self.arguments = arguments
         self.step = step
+        self.is_new = False
 
-    def make(self, tx: TaskTransaction[Any, Any]) -> tuple[TaskId[ToolReceipt], bool]:
+    def make(self, tx: TaskTransaction[Any, Any]) -> TaskId[ToolReceipt]:
         from pidurable.agent._tool_call import ToolTask
 
         given = self._calls.input_of(self.name, self.arguments)
         # Others share the commit, and may have made it under the same key.
         before = len(tx.fresh)
         task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")
-        return task, len(tx.fresh) != before
+        self.is_new = len(tx.fresh) != before
+        return task
 
 
 def stored_result(blocks: Sequence[Block], *, structured: Any, details: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from agent_world import (
     text_of,
     verify,
 )
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pidurable.agent._call_output import OutputDocument
 from pidurable.agent._script import Step, When
@@ -672,3 +673,41 @@ async def test_what_a_nested_call_asks_of_the_run_is_its_caller_s_to_ask(
     assert any("a note" in each for each in last) is passed_on
     dropped = "of 'inner' asks for handoff, terminate, add_tools, which counts for nothing"
     assert (dropped in caplog.text) is not passed_on
+
+
+async def test_a_nested_call_that_waits_for_its_turn_holds_no_more_than_a_wait_for_an_event(
+    autojump_clock: MockClock,
+) -> None:
+    """Thousands of them may wait, and the garbage collector walks all that they hold."""
+    held: dict[str, int] = {}
+    calls_made = 200
+
+    def note(what: str) -> None:
+        gc.collect()
+        held[what] = len(gc.get_objects())
+
+    async def body(call: ToolCall) -> str:
+        begin = trio.Event()
+
+        async def one(number: int) -> None:
+            await begin.wait()
+            await call.execute_tool("safe", {}, key=str(number))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(calls_made):
+                nursery.start_soon(one, number)
+            await wait_all_tasks_blocked()
+            # Nobody else has the line meanwhile.
+            async with call.commit():
+                note("events")
+                begin.set()
+                await wait_all_tasks_blocked()
+                note("calls")
+        return "done"
+
+    text, _, tasks = await run(body)
+
+    assert text == "done"
+    assert len(tasks) == calls_made + 1
+    # The first one leads, and is some steps further.
+    assert held["calls"] - held["events"] < calls_made / 2

@@ -331,6 +331,38 @@ async def test_waiting_for_a_task_is_bounded_and_changes_nothing() -> None:
         assert not rt.waits._tasks
 
 
+async def test_each_of_those_who_wait_for_one_task_is_told_and_any_may_leave() -> None:
+    """Who leaves takes nothing from the others, and nobody is kept when it is over."""
+    world = World()
+    told: list[tuple[int, str]] = []
+    scopes = [trio.CancelScope() for _ in range(4)]
+    async with world.open() as rt:
+        go = trio.Event()
+
+        async def script(at: Any, ctx: Any) -> None:
+            await go.wait()
+            await ctx.complete("over")
+
+        task = await world.create("a", script)
+
+        async def wait(number: int) -> None:
+            with scopes[number]:
+                told.append((number, (await rt.wait_for_task(task)).result))
+
+        async with trio.open_nursery() as nursery:
+            for number, leaving in ((0, 0), (1, None), (2, 1), (3, None)):
+                nursery.start_soon(wait, number)
+                await world.quiet()
+                if leaving is not None:
+                    # The only one there is at first, then one of several.
+                    scopes[leaving].cancel()
+                    await world.quiet()
+            assert len(rt.waits._tasks) == 1
+            go.set()
+        assert sorted(told) == [(2, "over"), (3, "over")]
+        assert not rt.waits._tasks
+
+
 async def test_a_task_that_cannot_be_created_is_refused_with_its_commit() -> None:
     """An unknown kind, and an input that does not fit, are refused where they are written."""
     world = World(Actor)
