@@ -387,12 +387,11 @@ class Conversation:
         self, ctx: TaskContext[Any, Any, Any], *, key: str, agent: AgentChange | None
     ) -> Conversation:
         """The conversation that a task owns under a key, created with a copy of this agent."""
+        chosen = {} if agent is None else checked_change(agent)
         async with ctx.commit() as tx:
             id = tx.create_conversation(key=key)
             if any(made.id == id for made in tx.conversations):
-                copied = dict(read_doc(tx, AgentDocument, self.id))
-                if agent is not None:
-                    copied.update(checked_change(agent))
+                copied = {**read_doc(tx, AgentDocument, self.id), **chosen}
                 update_doc(tx, AgentDocument, id, **copied)
         return Conversation(self._harness, id)
 
@@ -557,6 +556,9 @@ def change_agent(tx: TreeTransaction, conversation_id: int, change: AgentChange)
 
 def checked_change(change: AgentChange) -> dict[str, Any]:
     """The given fields of a change, refused where they are of the wrong type."""
+    if not isinstance(change, AgentChange):
+        problem = "expected an AgentChange, as in AgentChange(model='openai/gpt-5')"
+        raise InvalidArgumentError("agent", problem, show(change))
     given = change.given()
     kinds: dict[str, Any] = {
         "model": str,

@@ -29,7 +29,7 @@ from pidurable.errors import (
 )
 from pidurable.harness._command_kinds import ROOT_KEY, lifted
 from pidurable.harness._commands import Commands
-from pidurable.harness._conversation import Conversation, change_agent
+from pidurable.harness._conversation import Conversation, change_agent, checked_change
 from pidurable.harness._conversation_watch import ConversationWatches
 from pidurable.harness._definitions import InstalledNow
 from pidurable.harness._overview_calls import OverviewCalls
@@ -90,7 +90,13 @@ class Harness(PermissionCalls, OverviewCalls):
 
         Args:
             agent: Its agent; counts only when this call creates the root.
+
+        Raises:
+            InvalidArgumentError: The agent is no `AgentChange`, or a field of it is of the wrong
+                type; also where it would not count.
         """
+        if agent is not None:
+            checked_change(agent)
         row = self.session.storage.conversation_by_key(None, ROOT_KEY)
         if row is not None:
             await trio.lowlevel.checkpoint()
@@ -105,7 +111,11 @@ class Harness(PermissionCalls, OverviewCalls):
         return Conversation(self, await self._runtime.commit(body))
 
     async def create_conversation(self, *, agent: AgentChange | None = None) -> Conversation:
-        """Create another ownerless conversation."""
+        """Create another ownerless conversation.
+
+        Raises:
+            InvalidArgumentError: As for `root`.
+        """
 
         def body(tx: TreeTransaction) -> int:
             id = tx.create_conversation()

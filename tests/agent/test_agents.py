@@ -20,6 +20,7 @@ from pidurable.agent._script import ScriptedCall, Step
 from pidurable.agent._selection import Selection
 from pidurable.agent._services import AgentChange
 from pidurable.errors import InvalidArgumentError, NotJsonError
+from pidurable.harness._open import open_harness
 from pidurable.records._entries import Edit
 from pidurable.records._limits import Settings
 from pidurable.records._messages import SystemMessage
@@ -265,6 +266,24 @@ async def test_owned_conversations_start_with_a_copy_of_their_owners_agent(
     assert agents[1:] == [copied] * 3
     assert kept == {**copied, "instructions": "be long", "turns_max": None}
     assert (kept["model"], kept["extensions"]) == (MODEL, {"add": [], "remove": ["b"]})
+
+
+async def test_a_name_in_the_place_of_an_agent_is_refused_at_every_door() -> None:
+    """Who gives the name of a model for an agent is told what is expected; nothing is made."""
+    wrong: Any = "openai/gpt-5"
+    refused = pytest.raises(InvalidArgumentError, match=r"agent: expected an AgentChange.* got 'op")
+
+    async with open_harness(":memory:") as harness:
+        with refused:
+            await harness.root(agent=wrong)
+        with refused:
+            await harness.create_conversation(agent=wrong)
+        assert list(harness.session.storage.conversations_by_owner(None)) == []
+        root = await harness.root()
+        with refused:
+            await harness.root(agent=wrong)
+        with refused:
+            await root.configure(wrong)
 
 
 async def test_the_agent_of_a_child_is_checked_as_any_other(autojump_clock: MockClock) -> None:
