@@ -62,6 +62,7 @@ async def fill(harness: Harness, count: int = 9, tokens: int = 300) -> None:
 # --- messages typed meanwhile -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_what_is_typed_during_a_compaction_is_answered_in_order(
     autojump_clock: MockClock, goes_on: bool, some: Some
