@@ -210,8 +210,10 @@ class Commands:
         session = self._harness.session
         while session.line.poison is None:
             try:
-                if session.storage.command(taken.command.id) is None:
-                    await self._work_and_answer(_kind(taken), taken)
+                if not taken.done:
+                    if session.storage.command(taken.command.id) is None:
+                        await self._work_and_answer(_kind(taken), taken)
+                    self._mark_done(taken.command.id)
                 await session.blocking.run(session.storage.command_box.forget, taken.name)
             except _ENDED:
                 return
@@ -220,6 +222,15 @@ class Commands:
                 await trio.sleep(_AFTER_TROUBLE_SECONDS)
             else:
                 return
+
+    def _mark_done(self, id: str) -> None:
+        """Note that an id has its answer, also for other files of it that are in hand.
+
+        One that cannot be removed from the box may lie there until its answer is removed.
+        """
+        for each in (*self._works, *self._taken):
+            if each.command.id == id:
+                each.done = True
 
     async def _work_and_answer(self, kind: CommandKind, taken: _Taken) -> None:
         runtime, command = self._harness._runtime, taken.command

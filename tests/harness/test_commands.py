@@ -676,6 +676,32 @@ async def test_what_waited_for_longer_than_answers_are_kept_is_applied(
     assert store.base.command_box.find(waits) is None
 
 
+async def test_what_cannot_be_removed_until_its_answer_has_gone_is_not_done_again(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """Handed in twice, and the files stay for longer than answers are kept: done once."""
+    async with store.world.open() as harness:
+        session, box = harness.session, store.base.command_box
+        assert isinstance(session.clock, TrioClock)
+        key = drawn_key(session.clock.now_us(), session.randomness.uuid())
+        store.world.storage.add(Fault.refuse("command_box.forget", times=10_000))
+        for _ in range(2):
+            store.hand_in("gc", id=key, older_than_us=30 * 86_400_000_000)
+        await harness.apply_commands()
+        await trio.sleep(2)
+        assert "value" in store.answer(key)
+        session.clock.step_us += timedelta(days=8) // US
+        gone = await harness.gc(older_than=timedelta(0))
+        await trio.sleep(2)
+        place = box.find(key)
+        store.world.storage.clear()
+        await trio.sleep(5)
+
+        assert (gone.answers, place) == (1, "taken")
+        assert session.storage.command(key) is None
+        assert box.find(key) is None
+
+
 async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
     store: Store, autojump_clock: MockClock
 ) -> None:
