@@ -19,6 +19,7 @@ import attrs
 from pidurable.agent._decisions import Happened, Rerun
 from pidurable.agent._permissions import PermissionRequest
 from pidurable.agent._replay import policy_of
+from pidurable.cli._options import Options
 from pidurable.cli._render import clean_line, compact_json
 from pidurable.harness._reader import Reader
 from pidurable.records._codes import explain_code
@@ -67,8 +68,8 @@ class Plan:
         """Whether there is nothing to resume."""
         return not self.items and not self.submissions
 
-    def lines(self) -> list[str]:
-        """Return the plan for people."""
+    def lines(self, options: Options) -> list[str]:
+        """Return the plan for people, with commands as they can be typed."""
         found = [item.line() for item in self.items[:ITEMS_SHOWN_MAX]]
         rest = Counter(item.verdict for item in self.items[ITEMS_SHOWN_MAX:])
         if rest:
@@ -78,9 +79,10 @@ class Plan:
             words = "input is" if len(self.submissions) == 1 else "inputs are"
             queued = f", {self.queued} of them queued" if self.queued else ""
             found.append(f"  {len(self.submissions)} {words} not answered yet{queued}")
+        go_on = clean_line(options.command("run", "--continue", "PROMPT"))
         found += [
             f"  held      input {id}: the run before it had no answer; the next prompt takes it "
-            "along (`pidurable run --continue PROMPT`)"
+            f"along (`{go_on}`)"
             for id in self.held
         ]
         return found

@@ -229,6 +229,9 @@ async def resume_work(
     host.events = events
     if not store_exists(options.store):
         raise missing_store(options.store)
+    models = open_models(host)
+    if not plan_only:
+        _check_model(options, models)
     registry = load_registry(options)
     if not plan_only:
         await bring_up_to_date(options.store)
@@ -249,13 +252,11 @@ async def resume_work(
             host.out_json({"submissions": []})
         return Exit.DONE
     if plan_only:
-        host.out(plan.lines())
+        host.out(plan.lines(options))
         return Exit.DONE
     host.err(NOTICE)
     host.err("resuming:")
-    host.err(plan.lines())
-    models = open_models(host)
-    _check_model(options, models)
+    host.err(plan.lines(options))
     with catch_interrupts(options.resume_command) as interrupts:
         async with open_session(
             host, options, create=False, registry=registry, models=models

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from pidurable import ExtensionLoader, Registry, open_harness
+from pidurable.cli._options import Sources, resolve_options
 from pidurable.cli._plan import Plan, PlanItem
 from pidurable.cli._run import NOTICE
 from pidurable.session._seams import Failpoints
@@ -84,6 +85,23 @@ def test_a_script_that_is_none_is_refused_before_anything_is_stored(
     assert found.err.startswith("pidurable: --script: ")
     assert said in found.err
     assert not (tmp_path / ".pidurable").exists()
+
+
+def test_a_script_that_is_none_is_refused_before_a_resume_says_anything_else(
+    command, script, tmp_path: Path
+) -> None:
+    """Nothing is announced that does not come; the plan alone needs no model."""
+    command("run", "do it", "--script", str(script), failpoints=DieAt("CP2"))
+    (tmp_path / "bad.yaml").write_text("- 7\n")
+
+    found = command("resume", "--script", "bad.yaml")
+    plan = command("resume", "--plan", "--script", "bad.yaml")
+
+    assert found.code == 2
+    assert found.err.startswith("pidurable: --script: ")
+    assert "resuming" not in found.err
+    assert plan.code == 0
+    assert "not answered yet" in plan.out
 
 
 def test_json_is_one_object_with_the_whole_result(command, script) -> None:
@@ -286,11 +304,27 @@ def test_a_long_plan_is_cut_and_counted() -> None:
     items.append(PlanItem(task=60, kind="x", verdict="blocked", text="waits"))
     plan = Plan(items=tuple(items), submissions=(), queued=0, held=())
 
-    lines = plan.lines()
+    lines = plan.lines(resolve_options(Sources(environ={})))
 
     assert len(lines) == 41
     assert lines[-1] == "  … and 21 tasks more: 1 blocked, 20 continue"
     assert len(plan.to_json()["items"]) == 61
+
+
+@pytest.mark.parametrize(
+    ("store", "typed"),
+    [
+        (None, "(`pidurable run --continue PROMPT`)"),
+        ("my work/s", "(`pidurable run --continue PROMPT --store 'my work/s'`)"),
+    ],
+)
+def test_a_plan_names_the_command_for_its_own_store(store: str | None, typed: str) -> None:
+    """As it stands there it takes the held input along, and works on no other store."""
+    plan = Plan(items=(), submissions=(7,), queued=1, held=(7,))
+
+    lines = plan.lines(resolve_options(Sources(environ={}), store=store))
+
+    assert lines[-1].endswith(f"takes it along {typed}")
 
 
 SHOP = '''
