@@ -538,7 +538,8 @@ class Harness(PermissionCalls, OverviewCalls):
             InvalidArgumentError: `older_than` is negative, or no timedelta.
             StorageRefusedError: The storage took no more. What went until then is gone, and
                 nothing is half: call again later.
-            StorageAccessError: A read failed. It is as above; call again.
+            StorageAccessError: A read failed. It is as above; call again. If the folder of commands
+                from outside cannot be used, nothing is begun: do first what the message says.
             StorageCorruptError: What a task waits for, or a document, cannot be read, so that
                 nothing is certain of what it needs. Restore a copy.
             SessionPoisonedError: The storage failed; reopen it and call again.

@@ -20,13 +20,19 @@ undoes of them is found again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from pidurable.errors import PidurableError, SessionClosedError, SessionPoisonedError
+from pidurable.errors import (
+    PidurableError,
+    SessionClosedError,
+    SessionPoisonedError,
+    StorageRefusedError,
+)
 from pidurable.records._limits import PASS_RECORDS_MAX
 from pidurable.session._removals import Removal
 from pidurable.session._seams import logger
@@ -80,6 +86,10 @@ class Collector:
                 survey = Survey(self._raw, now_us=now_us, before_us=before_us, keep=keep)
                 await self._drive(survey.steps(), lambda _: None)
                 return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
+            # Where what waits cannot be looked at, nothing is begun. What has no room in the store
+            # has to wait for what goes, and is taken in before anything goes that it may need.
+            with contextlib.suppress(StorageRefusedError):
+                await self.take_in()
             tally, kept = Tally(), dict[str, int]()
             self._rows = self._new_rows()
             with self._touched.followed():

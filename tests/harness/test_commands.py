@@ -38,6 +38,7 @@ from pidurable.errors import (
     PidurableError,
     RequestIdConflictError,
     SignalRefusedError,
+    StorageAccessError,
     StorageRefusedError,
     TaskEndedError,
     UnknownTaskError,
@@ -674,6 +675,37 @@ async def test_what_waited_for_longer_than_answers_are_kept_is_applied(
     assert applied == ["", waits]
     assert "value" in store.answer(waits)
     assert store.base.command_box.find(waits) is None
+
+
+@pytest.mark.parametrize("trouble", ["no reading", "no room"])
+async def test_a_collection_begins_nothing_where_commands_cannot_be_looked_at(
+    store: Store, autojump_clock: MockClock, trouble: str
+) -> None:
+    """It fails with every tree in its place; where one has only no room, it makes that room."""
+    async with store.world.open() as harness:
+        task = await (await harness.root()).create_task(Patient, "x")
+        await harness.abort_task(task)
+        await harness.wait_for_task(task)
+        await trio.sleep(1)
+        take_in = harness._collector.take_in
+
+        async def full_until_trees_go() -> object:
+            if harness.session.storage.task(task) is not None:
+                raise StorageRefusedError(store.base.store, "disk full")
+            return await take_in()
+
+        store.hand_in("fork", conversation=(await harness.root()).id)
+        if trouble == "no reading":
+            store.world.storage.add(Fault.fail("command_box.take"))
+            with pytest.raises(StorageAccessError):
+                await harness.gc(older_than=timedelta(0))
+            assert harness.session.storage.task(task) is not None
+        else:
+            harness._collector.take_in = full_until_trees_go
+        gone = await harness.gc(older_than=timedelta(0))
+
+    assert gone.trees == 1
+    assert "value" in store.answer()
 
 
 async def test_what_cannot_be_removed_until_its_answer_has_gone_is_not_done_again(
