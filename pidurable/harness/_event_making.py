@@ -58,6 +58,9 @@ _EMPTY: Mapping[str, dict[str, Any]] = {
     for cls in (AgentDocument, InboxDocument, LiveDocument, UsageDocument)
 }
 
+_ENDED = ("done", "failed")
+"""Of a call whose result is stored: what says last that it runs would be wrong."""
+
 
 @attrs.frozen(kw_only=True)
 class Happened:
@@ -188,7 +191,11 @@ def _live_events(before: dict[str, Any], after: dict[str, Any], happened: Happen
         events.append(RunStart(run))
     if run is not None and generation is not None and generation != before["generation"]:
         events.append(TurnStart(run, after["turn"], generation))
-    events += _partial_events(before["partial"], after["partial"], generation)
+    # Who looks now and then may have missed the end of one answer and the start of the next.
+    anew = generation != before["generation"] or any(
+        entry.kind == "pi.assistant" for entry in happened.entries
+    )
+    events += _partial_events(None if anew else before["partial"], after["partial"], generation)
     if after["retry"] != before["retry"]:
         retry = after["retry"]
         if retry is None:
@@ -230,7 +237,7 @@ def _call_events(before: list[Any], after: list[Any], happened: Happened) -> lis
             update = _call_update(old, call)
             if update is not None and (update.text or call["index"] not in ended):
                 events.append(update)
-        elif call["task"] is not None:
+        elif call["task"] is not None and call["status"] not in _ENDED:
             given = copied_json(arguments.get(call["index"]))
             events.append(ToolExecutionStart(call["task"], call["index"], call["name"], given))
     return events

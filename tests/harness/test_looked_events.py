@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 import trio
+from agent_world import World, calls
+from trio.testing import MockClock
 
 from pidurable import AgentChange, Ask, Extension, Models, Once, Registry, ToolCall, hook, tool
+from pidurable.agent._script import ScriptedCall, Step
 from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import InvalidArgumentError, NotFoundError
 from pidurable.harness._event_json import EVENT_TYPES
-from pidurable.harness._events import Event, RunEnd, Snapshot
+from pidurable.harness._events import (
+    Event,
+    MessageUpdate,
+    RunEnd,
+    Snapshot,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+)
 from pidurable.harness._looked_events import LookedEvents
 from pidurable.harness._open import Harness, open_harness
 from pidurable.harness._reader import open_reader
@@ -128,6 +138,53 @@ async def test_no_entry_is_left_out_or_told_twice(tmp_path: Path) -> None:
                 nursery.cancel_scope.cancel()
 
     assert told == expected
+
+
+async def test_what_began_anew_between_two_looks_is_told_from_its_start(
+    autojump_clock: MockClock,
+) -> None:
+    """Of another answer all its text is told, and of a call that has ended only its end."""
+    first = Step(text=tuple("abcdef"), delay=0.2, calls=(ScriptedCall(name="safe", arguments={}),))
+    world = World(first, Step(text=tuple("abcxyz"), delay=0.2), "never")
+    async with world.open() as harness:
+        root = await harness.root()
+        looked = LookedEvents(world.storage, root.id, [])
+        looked.look()
+        submission = await root.submit("go")
+        await trio.sleep(0.75)
+        begun = looked.look()
+        while root.live()["turn"] != 2 or root.live()["partial"] is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await trio.sleep(0.75)
+        shown = root.live()["partial"]["blocks"][0]["text"]
+        later = looked.look()
+        await submission.wait()
+
+    before, after = ([e for e in batch if isinstance(e, MessageUpdate)] for batch in (begun, later))
+    assert "abcdef".startswith("".join(each.text for each in before))
+    assert len(shown) >= 4
+    assert [each.text for each in after] == [shown]
+    assert words(later).count("message_start") == 1
+    assert words(later).index("message_end") < words(later).index("message_start")
+
+
+async def test_a_call_that_began_and_ended_between_two_looks_is_told_by_its_result(
+    autojump_clock: MockClock,
+) -> None:
+    """Nobody is told last of such a call that it runs."""
+    world = World(calls("safe", "slow"), "never")
+    async with world.open() as harness:
+        root = await harness.root()
+        looked = LookedEvents(world.storage, root.id, [])
+        looked.look()
+        await root.submit("go")
+        await world.reached.wait()
+        await trio.sleep(1)
+        events = looked.look()
+
+    ended = [event.call[1] for event in events if isinstance(event, ToolExecutionEnd)]
+    running = [event.index for event in events if isinstance(event, ToolExecutionStart)]
+    assert (ended, running) == ([0], [1])
 
 
 async def test_a_fork_is_followed_behind_what_it_shares(tmp_path: Path) -> None:
