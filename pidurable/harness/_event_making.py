@@ -89,6 +89,8 @@ def events_of(happened: Happened) -> tuple[Event, ...]:
     events += _compaction_events(before["compactions"], after["compactions"])
     events += _inbox_events(happened)
     events += (SubmissionChanged(each.id, each.status, each.reason) for each in submissions)
+    if before["retry"] is not None and before["retry"] != after["retry"]:
+        events.append(RetryEnd())
     if before["generation"] is not None and before["generation"] != after["generation"]:
         events.append(TurnEnd(before["run"], before["turn"], before["generation"]))
     ended = before["run"]
@@ -196,12 +198,9 @@ def _live_events(before: dict[str, Any], after: dict[str, Any], happened: Happen
         entry.kind == "pi.assistant" for entry in happened.entries
     )
     events += _partial_events(None if anew else before["partial"], after["partial"], generation)
-    if after["retry"] != before["retry"]:
-        retry = after["retry"]
-        if retry is None:
-            events.append(RetryEnd())
-        else:
-            events.append(RetryStart(retry["try_number"], retry["until_us"], retry["error"]))
+    retry = after["retry"]
+    if retry is not None and retry != before["retry"]:
+        events.append(RetryStart(retry["try_number"], retry["until_us"], retry["error"]))
     events += _call_events(before["calls"], after["calls"], happened)
     return events
 

@@ -177,6 +177,26 @@ async def test_a_retry_is_told_with_its_moment(autojump_clock: MockClock) -> Non
     ]
 
 
+async def test_a_wait_that_an_abort_ends_is_over_before_its_run_is(
+    autojump_clock: MockClock,
+) -> None:
+    """Of one commit the end of the pause comes before the end of the run that made it."""
+    world = World(Step(error=ScriptedError(retry_after=7.0)))
+    seen: list[Any] = []
+    async with world.open() as harness, trio.open_nursery() as nursery:
+        root = await harness.root()
+        await nursery.start(collect, root, seen)
+        submission = await root.submit("go")
+        await trio.sleep(1)
+        await root.abort()
+        await submission.wait()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    told = flat(seen, RetryStart, RetryEnd, TurnEnd, RunEnd)
+    assert [type(event) for event in told] == [RetryStart, RetryEnd, TurnEnd, RunEnd]
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.3])
 async def test_a_watch_that_begins_in_the_middle_misses_nothing(
     autojump_clock: MockClock, delay: float
