@@ -141,6 +141,9 @@ class _Examination:
     found: Diagnosis
     _blocking: Blocking
     _clock: Clock
+    _may_work: bool = attrs.field(default=True, init=False)
+    """Whether the place lets anything be written: where it does not, no command that works on the
+    store is suggested."""
 
     async def run(self) -> None:
         # Before anything is opened here: whoever has the write lock now and after all has it long.
@@ -193,6 +196,10 @@ class _Examination:
         """A command of ours for this store, as it can be typed."""
         return shlex.join(["pidurable", *words, "--store", self.found.store])
 
+    def _work(self, *words: str) -> str | None:
+        """The same for one that works on the store; None where that would be refused."""
+        return self._pidurable(*words) if self._may_work else None
+
     def _no_store(self) -> NotAStoreError | None:
         """What the path holds if it is no store; any other trouble is for the parts to find."""
         store = self.found.store
@@ -235,6 +242,21 @@ class _Examination:
             )
         if there.st_uid != os.geteuid():
             found.notes.append(f"the store belongs to user {there.st_uid}, not to you")
+        else:
+            self._judge_place()
+
+    def _judge_place(self) -> None:
+        """Whether whoever has the store may work on it where it lies."""
+        refused = _place.why_not_writable(self.found.store)
+        if refused is not None:
+            self._may_work = False
+            self.find(
+                "permissions",
+                f"the store can be looked at here and not worked on: {refused}",
+                "export it, or copy it, with its -wal if there is one, into a folder of yours and "
+                "go on there",
+                command=self._pidurable("export", "FILE"),
+            )
 
     def _look_at_mode(self, path: str, owner: int) -> None:
         try:
@@ -333,7 +355,7 @@ class _Examination:
                 "file",
                 f"the store has the older schema {schema}, this version works on {SCHEMA}",
                 "open it for work, which migrates it and keeps a copy",
-                command=self._pidurable("resume"),
+                command=self._work("resume"),
             )
         else:
             self.find(
@@ -357,7 +379,7 @@ class _Examination:
                     "gc",
                     f"the removal of {_count(found.removals, 'tree')} was begun and not finished",
                     "finish it: whoever opens the session does",
-                    command=self._pidurable("resume"),
+                    command=self._work("resume"),
                 )
             await self._look_at_tasks(reader)
 
@@ -380,7 +402,7 @@ class _Examination:
         who = _locks.describe_process(holder.record.pid)
         where = f"{who} on {holder.record.host}"
         age = duration(holder.heartbeat_age)
-        resume = self._pidurable("resume")
+        resume = self._work("resume")
         if holder.state == "dead":
             self.find(
                 "holder",
@@ -415,9 +437,9 @@ class _Examination:
             )
         held = found.holder is not None and found.holder.state in ("live", "silent")
         if tasks and not held:
-            found.notes.append(
-                f"{_count(len(tasks), 'task')} to go on with: `{self._pidurable('resume')}`"
-            )
+            resume = self._work("resume")
+            where = ", which this place does not allow" if resume is None else f": `{resume}`"
+            found.notes.append(f"{_count(len(tasks), 'task')} to go on with{where}")
 
     async def _explain(self, reader: Reader, task: TaskRow) -> None:
         code = str(task.blocked)
@@ -432,7 +454,7 @@ class _Examination:
             "tasks",
             f"task {task.id} ({task.kind}) is blocked, {code}: {text}",
             _UNBLOCK.get(code, "remove the reason, and let it be tried again"),
-            command=self._pidurable("task", verb, str(task.id)),
+            command=self._work("task", verb, str(task.id)),
             task_id=task.id,
         )
 
@@ -513,7 +535,7 @@ class _Examination:
                 "commands",
                 f"{text}, and no process holds the session",
                 "open the session, which applies them",
-                command=self._pidurable("resume"),
+                command=self._work("resume"),
             )
         elif oldest > COMMAND_SECONDS:
             self.find("commands", f"{text}, and the holder has not taken it", "look at the holder")

@@ -41,7 +41,6 @@ def check_workable(store: str, *, given: str) -> None:
             write to the file or its folder.
     """
     check_link(store, given=given)
-    folder = os.path.dirname(store)
     try:
         there = os.stat(store)
     except OSError:
@@ -52,12 +51,21 @@ def check_workable(store: str, *, given: str) -> None:
             f"it belongs to user {there.st_uid}, and this is user {os.geteuid()}; work on it as "
             "its owner",
         )
+    refused = why_not_writable(store)
+    if refused is not None:
+        raise StorageAccessError(store, f"{refused}; `open_reader` only looks")
+
+
+def why_not_writable(store: str) -> str | None:
+    """Say why this user may not write to a store or to its folder; None where it may."""
+    folder = os.path.dirname(store)
     for path, what in ((store, "it"), (folder, f"its folder {folder}, where its log goes")):
         if not os.access(path, os.W_OK):
             why = "this user may not write to"
             if os.statvfs(folder).f_flag & os.ST_RDONLY:
                 why = "its file system is mounted read-only, so nobody may write to"
-            raise StorageAccessError(store, f"{why} {what}; `open_reader` only looks")
+            return f"{why} {what}"
+    return None
 
 
 def check_link(store: str, *, given: str) -> None:

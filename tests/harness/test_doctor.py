@@ -283,6 +283,39 @@ async def test_a_folder_that_everybody_may_change_is_found(path: Path) -> None:
     assert "everybody may exchange files" in texts(await examine(path))
 
 
+@pytest.mark.parametrize("place", ["store", "folder"])
+async def test_a_place_that_allows_no_work_is_found_and_no_work_is_suggested(
+    path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What is suggested works there, and what would be refused is not suggested."""
+    assert path.parent == path.parent.resolve()
+    change(path, "update tasks set blocked = 'interrupted' where status < 4")
+    closed = {"store": path, "folder": path.parent}[place]
+    access = os.access
+
+    def allowed(asked: Any, mode: int, **how: Any) -> bool:
+        wanted = mode & os.W_OK and os.fspath(asked) == str(closed)
+        return not wanted and access(asked, mode, **how)
+
+    before = await examine(path)
+    monkeypatch.setattr(os, "access", allowed)
+    found = await examine(path)
+    with pytest.raises(StorageAccessError) as refused:
+        SqliteStorage(path)
+
+    first = found.findings[0]
+    assert first.area == "permissions"
+    assert "this user may not write to" in first.text
+    assert first.text.partition("not worked on: ")[2] in str(refused.value)
+    assert first.command == f"pidurable export FILE --store {path}"
+    # Everything else is found as before.
+    assert [each.text for each in found.findings[1:]] == [each.text for each in before.findings]
+    assert [each.command for each in before.findings] != [None]
+    assert [each.command for each in found.findings[1:]] == [None]
+    assert any("pidurable resume" in note for note in before.notes)
+    assert not any("pidurable" in note for note in found.notes)
+
+
 async def test_commands_that_nobody_takes_are_found(path: Path) -> None:
     """Without a holder any, and what is no command always; what was taken is counted."""
     folder = path.with_name("s.commands")
