@@ -142,6 +142,14 @@ def test_a_test_is_a_claim_with_a_sentence() -> None:
     assert silent == []
 
 
+def test_no_test_unfreezes_what_no_collection_is_to_walk() -> None:
+    """Every collection after it would take the best part of a second, as `conftest.py` says."""
+    for source in sources("tests"):
+        for node in ast.walk(source.tree):
+            found = isinstance(node, ast.Attribute) and node.attr == "unfreeze"
+            assert not found, f"{source.place}: a test unfreezes"
+
+
 def test_records_are_frozen_and_mutable_state_is_private() -> None:
     """A public attrs class is frozen, or an error, or a class that says why it is not."""
     mutable = []

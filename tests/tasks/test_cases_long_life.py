@@ -94,7 +94,7 @@ SCRIPTS = {
 }
 ENDLESS = ("timer", "forever")
 
-TASKS = int(os.environ.get("LONG_LIFE_TASKS", "1000"))
+TASKS = int(os.environ.get("LONG_LIFE_TASKS", "500"))
 """How many tasks live and end. LONG_LIFE_TASKS=20000 takes a quarter of a minute."""
 
 
@@ -179,7 +179,7 @@ async def test_a_timer_of_next_year_is_forgotten_with_its_task(autojump_clock: A
         unwatched(world)
         sleepers = [await world.create("timer") for _ in range(50)]
         await world.quiet()
-        for n in range(60):
+        for n in range(30):
 
             def make(tx: Any) -> list[int]:
                 deadline = in_days(world, 300)
