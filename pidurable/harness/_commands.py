@@ -128,6 +128,10 @@ class Commands:
         self._told.clear()
         return True
 
+    def in_hand(self) -> list[str]:
+        """Keys of what was taken and has no answer yet."""
+        return [each.command.id for each in (*self._taken, *self._works) if not each.done]
+
     @trio.lowlevel.enable_ki_protection
     async def apply_waiting(self) -> int:
         """Apply all that waits now, and return how many got an answer.

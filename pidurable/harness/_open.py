@@ -82,6 +82,7 @@ class Harness(PermissionCalls, OverviewCalls):
         self._collector = Collector(runtime)
         self._commands = Commands(harness=self, starts=starts)
         self._collector.take_in = self._commands.apply_waiting
+        self._collector.in_hand = self._commands.in_hand
 
     # --- conversations -------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ undoes of them is found again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +73,8 @@ class Collector:
         self.take_in: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
         """Set by the harness: applies what waits outside of the store. What has been handed in by
         now is looked at before bytes go that it may refer to, or answers that it may have had."""
+        self.in_hand: Callable[[], Iterable[str]] = tuple
+        """Set by the harness: the keys of what it has taken in that has no answer yet."""
 
     # --- what is called ------------------------------------------------------------------
 
@@ -327,7 +329,8 @@ class Collector:
         # First what waits: it may have waited for longer than its answer would have been kept.
         await self.take_in()
         now_us = self._session.clock.now_us()
-        old = old_answers(self._raw, before_us=answers_before_us(now_us, before_us))
+        last_us = answers_before_us(now_us, before_us, self.in_hand())
+        old = old_answers(self._raw, before_us=last_us)
         await self._remove_pieces(old, tally)
 
     # --- blobs ---------------------------------------------------------------------------

@@ -5,16 +5,17 @@ stopped for long. Then it goes, and "applied once" holds all the same:
 
 * a key that was drawn for its command says when that was. Before the first such answer goes, what
   waits outside is taken in, however old it is, and the horizon is stored, a moment that only grows:
-  from then on no command is taken whose key was drawn before it and that has no answer. It is just
-  behind the newest key that goes, so that a collection under a clock that was years ahead does not
-  refuse all that is handed in until then;
+  from then on no command is taken whose key was drawn before it and that has no answer. It does not
+  pass what the holder has in hand, so answers to later keys wait for that. It is just behind the
+  newest key that goes, so that a collection under a clock that was years ahead does not refuse all
+  that is handed in until then;
 * of any other key the row stays, without its answer, so that the key is known for ever, as request
   ids and keys of tasks are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pidurable.records._commands import GONE, HORIZON, drawn_at_us
 from pidurable.records._limits import ANSWER_SECONDS_MIN
@@ -23,9 +24,18 @@ from pidurable.tasks._gc_rows import Piece, Write, stored_size
 from pidurable.tasks._gc_trees import PAGE
 
 
-def answers_before_us(now_us: int, before_us: int) -> int:
-    """The moment before which something must have been answered to go."""
-    return min(before_us, now_us - int(ANSWER_SECONDS_MIN * 1_000_000))
+def answers_before_us(now_us: int, before_us: int, in_hand: Iterable[str] = ()) -> int:
+    """The moment before which something must have been answered to go.
+
+    Args:
+        now_us: The wall clock.
+        before_us: The cutoff of the collection.
+        in_hand: Keys of commands that were taken and have no answer. The horizon must not pass
+            them: whoever takes them again, if their holder dies, could not tell that they were
+            never done.
+    """
+    drawn = [at_us for at_us in map(drawn_at_us, in_hand) if at_us is not None]
+    return min([before_us, now_us - int(ANSWER_SECONDS_MIN * 1_000_000), *drawn])
 
 
 def old_answers(storage: Storage, *, before_us: int) -> Iterator[Piece | None]:

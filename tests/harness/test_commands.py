@@ -659,7 +659,8 @@ async def test_what_waited_for_longer_than_answers_are_kept_is_applied(
         assert isinstance(session.clock, TrioClock)
         root = await harness.root(agent=AgentChange(model=MODEL))
         task = await root.create_task(Patient, "x")
-        first, waits = (drawn_key(session.clock.now_us(), session.randomness.uuid()) for _ in "12")
+        now_us, uuid = session.clock.now_us(), session.randomness.uuid()
+        first, waits = drawn_key(now_us, uuid), drawn_key(now_us + 1, uuid)
         store.hand_in("resume", id=first, tasks=[task])
         await harness.apply_commands()
         if kind == "gc":
@@ -732,6 +733,41 @@ async def test_what_cannot_be_removed_until_its_answer_has_gone_is_not_done_agai
         assert (gone.answers, place) == (1, "taken")
         assert session.storage.command(key) is None
         assert box.find(key) is None
+
+
+async def test_what_a_holder_has_in_hand_when_it_dies_is_done_by_the_next(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """Also where that holder has removed answers meanwhile: those of later keys wait for it."""
+    async with store.world.open() as harness:
+        session = harness.session
+        assert isinstance(session.clock, TrioClock)
+        now_us, uuid = session.clock.now_us(), session.randomness.uuid()
+        first, waits, later = (drawn_key(now_us + n * 10**7, uuid) for n in range(3))
+        for id in (first, later):
+            store.hand_in(
+                "resume", id=id, tasks=[await (await harness.root()).create_task(Patient, "")]
+            )
+        await harness.apply_commands()
+        # What comes first cannot be put away, so the other waits its turn.
+        store.world.storage.add(Fault.refuse("command_box.forget", times=10_000))
+        for id in ("stuck", waits):
+            store.hand_in("gc", id=id, older_than_us=30 * 86_400_000_000)
+        await harness.apply_commands()
+        await trio.sleep(2)
+        session.clock.step_us += timedelta(days=8) // US
+        gone = await harness.gc(older_than=timedelta(0))
+        left = [row[0] for row in session.storage.scan(RecordKind.COMMAND)]
+        place = store.base.command_box.find(waits)
+    async with store.world.open() as harness:
+        await trio.sleep(2)
+        final = await harness.gc(older_than=timedelta(0))
+
+    assert (gone.answers, left) == (2, ["", later, "stuck"])
+    assert place == "taken"
+    assert "value" in store.answer(waits)
+    assert store.base.command_box.find(waits) is None
+    assert final.answers == 1
 
 
 async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
