@@ -119,7 +119,7 @@ def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> Any:
     message = UserMessage(blocks=tuple(blocks), at_us=_LATEST_US)
     encoded = _codec.encode_messages([message])
     try:
-        _json.dumps([encoded], bytes_max=bytes_max)
+        _json.dumps([encoded], bytes_max=bytes_max, setting="value_bytes_max")
     except NotJsonError as error:
         below = error.path.removeprefix("$").removeprefix("[0][0].blocks")
         raise NotJsonError(f"$.content{below}", error.problem, error.value) from error
@@ -312,13 +312,13 @@ def continue_run(
 def _checked_write(content: Any, bytes_max: int) -> str:
     """An entry's JSON as text, refused here if the inbox could not hold it, three levels down."""
     try:
-        _json.dumps([[[content]]], bytes_max=bytes_max)
+        _json.dumps([[[content]]], bytes_max=bytes_max, setting="value_bytes_max")
     except NotJsonError as error:
         below = error.path.removeprefix("$").removeprefix("[0][0][0]")
         # Named as where nothing is around it.
         below = f"<{content['kind']}>{below[5:]}" if below.startswith(".data") else below
         raise NotJsonError(f"${below}", error.problem, error.value) from error
-    return _json.dumps(content, bytes_max=bytes_max)
+    return _json.dumps(content, bytes_max=bytes_max, setting="value_bytes_max")
 
 
 def _check_room(

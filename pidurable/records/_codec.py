@@ -130,6 +130,7 @@ class Codec:
         *,
         path: str = "$",
         bytes_max: int = VALUE_BYTES_MAX,
+        setting: str = "",
     ) -> str:
         """Encode a value and write it as text; `encode` and `dumps` in one, and faster.
 
@@ -138,11 +139,13 @@ class Codec:
             type_: As for `encode`.
             path: As for `encode`.
             bytes_max: Most bytes of the text in UTF-8.
+            setting: The name of the setting that allows no more, for the message.
 
         Raises:
             NotJsonError: The value does not fit the type, has no form in JSON, or is too large.
         """
-        return dumps(self._encode(value, type_, path), path=path, bytes_max=bytes_max)
+        plain = self._encode(value, type_, path)
+        return dumps(plain, path=path, bytes_max=bytes_max, setting=setting)
 
     def decode(self, json: JsonValue, type_: Any, *, path: str = "$") -> Any:
         """Read a value of the type from JSON, strictly.

@@ -43,7 +43,9 @@ _INTEGER_DIGITS_MAX = 20
 """As many as INTEGER_MAX has, or INTEGER_MIN with its sign. Longer ones never fit."""
 
 
-def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -> str:
+def dumps(
+    value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX, setting: str = ""
+) -> str:
     """Encode a value as compact strict JSON text.
 
     Keys keep their order and non-ASCII text is kept as it is. Tuples are written as lists;
@@ -53,25 +55,29 @@ def dumps(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -
         value: Dicts with string keys, lists, tuples, strings, numbers, booleans and None.
         path: Where the value stands; errors begin with it.
         bytes_max: Most bytes of the text in UTF-8.
+        setting: The name of the setting that allows no more, for the message.
 
     Raises:
         NotJsonError: The value has no strict JSON form. Its `path` says where.
     """
     try:
         if not is_plain(value, bytes_max):
-            value = check_json(value, path, size_max=bytes_max)
-        return dumps_plain(value, path=path, bytes_max=bytes_max)
+            value = check_json(value, path, size_max=bytes_max, setting=setting)
+        return dumps_plain(value, path=path, bytes_max=bytes_max, setting=setting)
     except RecursionError:
         raise NotJsonError(path, _STACK_PROBLEM) from None
 
 
-def dumps_plain(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX) -> str:
+def dumps_plain(
+    value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX, setting: str = ""
+) -> str:
     """Encode a value that is plain, its strings apart: one that `is_plain` has seen, or would.
 
     Args:
         value: As `is_plain` accepts it. Nothing else is asked than of its strings and its size.
         path: As for `dumps`.
         bytes_max: As for `dumps`.
+        setting: As for `dumps`.
 
     Raises:
         NotJsonError: A string has no strict JSON form, or the text is too large.
@@ -83,14 +89,15 @@ def dumps_plain(value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
-            check_json(value, path, size_max=bytes_max)  # names the place of the surrogate
+            # It names the place of the surrogate.
+            check_json(value, path, size_max=bytes_max, setting=setting)
             raise NotJsonError(path, "the text has a lone surrogate") from error
     if size > bytes_max:
-        raise NotJsonError(path, f"at most {bytes_max} bytes are allowed", f"{size} bytes")
+        raise NotJsonError(path, _size_problem(bytes_max, setting), f"{size} bytes")
     # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
     # the same characters; the walk then finds nothing.
     if "\\u0000" in text:
-        check_json(value, path, size_max=bytes_max)
+        check_json(value, path, size_max=bytes_max, setting=setting)
     return text
 
 
@@ -132,6 +139,7 @@ def check_json(
     path: str = "$",
     *,
     size_max: int = VALUE_BYTES_MAX,
+    setting: str = "",
     convert: Callable[[Any], JsonValue] | None = None,
 ) -> JsonValue:
     """Check that a value is strict JSON and return a deep, plain copy of it.
@@ -143,6 +151,7 @@ def check_json(
         value: As for `dumps`.
         path: Where the value stands; errors begin with it.
         size_max: Refuse a value whose text would surely be longer, without building it.
+        setting: As for `dumps`.
         convert: Called with each value of a type that JSON does not have; what it returns stands
             in its place. None refuses such values.
 
@@ -151,8 +160,8 @@ def check_json(
     """
     try:
         if _expanded_size(value, 0, {}) > size_max:
-            raise _too_large(path, size_max)
-        return _Copier(root=path, size_max=size_max, convert=convert).copy(value)
+            raise _too_large(path, size_max, setting)
+        return _Copier(root=path, size_max=size_max, setting=setting, convert=convert).copy(value)
     except RecursionError:
         raise NotJsonError(path, _STACK_PROBLEM) from None
 
@@ -351,8 +360,15 @@ class TooLargeError(NotJsonError):
     """The whole is too large, wherever one looks in it."""
 
 
-def _too_large(path: str, size_max: int) -> NotJsonError:
-    return TooLargeError(path, f"at most {size_max} bytes are allowed", "a larger value")
+def _too_large(path: str, size_max: int, setting: str) -> NotJsonError:
+    return TooLargeError(path, _size_problem(size_max, setting), "a larger value")
+
+
+def _size_problem(bytes_max: int, setting: str) -> str:
+    if not setting and bytes_max == VALUE_BYTES_MAX:
+        setting = "value_bytes_max"  # what bounds every value, where nobody has set another one
+    named = f" ({setting}; store it in parts or as blobs)" if setting else ""
+    return f"at most {bytes_max} bytes are allowed{named}"
 
 
 def _is_unicode(text: str) -> bool:
@@ -382,6 +398,7 @@ class _Copier:
 
     root: str
     size_max: int
+    setting: str = ""
     convert: Callable[[Any], JsonValue] | None = None
     """Turns a value of a foreign type into JSON, which is then copied in its place."""
     keys: list[str | int] = attrs.Factory(list)
@@ -462,7 +479,7 @@ class _Copier:
     def _count(self, size: int) -> None:
         self.size += size
         if self.size > self.size_max:
-            raise _too_large(self.root, self.size_max)
+            raise _too_large(self.root, self.size_max, self.setting)
 
     def _refusal(self, problem: str, value: str = "") -> NotJsonError:
         path = self.root

@@ -83,14 +83,18 @@ def encode_entry(
     data_text = (
         None
         if value is None
-        else session.codec.encode_text(value, path=f"$<{kind}>", bytes_max=limit)
+        else session.codec.encode_text(
+            value, path=f"$<{kind}>", bytes_max=limit, setting="value_bytes_max"
+        )
     )
     messages_text = None
     # An iterator can be walked once, and is always true.
     messages, edits = _listed("messages", messages), _listed("edits", edits)
     if messages:
         encoded = _codec.encode_messages(messages, path="$.messages")
-        messages_text = _json.dumps(encoded, path="$.messages", bytes_max=limit)
+        messages_text = _json.dumps(
+            encoded, path="$.messages", bytes_max=limit, setting="value_bytes_max"
+        )
         # Read as it will be: what could be written but not read again is refused here.
         messages = _codec.as_read(messages) or _codec.decode_messages(
             _json.loads_stored(messages_text), path="$.messages"
@@ -103,7 +107,9 @@ def encode_entry(
                     f"edits[{place}]", "expected an Edit, as in Edit(target=id)", show(edit)
                 )
         encoded = _codec.encode_edits(edits, path="$.edits")
-        edits_text = _json.dumps(encoded, path="$.edits", bytes_max=limit)
+        edits_text = _json.dumps(
+            encoded, path="$.edits", bytes_max=limit, setting="value_bytes_max"
+        )
         edits = _codec.decode_edits(_json.loads_stored(edits_text), path="$.edits")
     return EncodedEntry(
         kind=kind,

@@ -451,7 +451,10 @@ class Transaction(ForkWork):
         """Stage a new submission."""
         self._check_open()
         content = _json.dumps(
-            record.content, path="$.content", bytes_max=self._session.settings.value_bytes_max
+            record.content,
+            path="$.content",
+            bytes_max=self._session.settings.value_bytes_max,
+            setting="value_bytes_max",
         )
         self.submissions = self.submissions or {}
         self.submissions[record.id] = record

@@ -46,9 +46,16 @@ def migrate(
                 node.version,
             )
         )
-        new_input = _json.dumps(input, path="$<migrated input>", bytes_max=limit)
+        new_input = _json.dumps(
+            input, path="$<migrated input>", bytes_max=limit, setting="value_bytes_max"
+        )
         new_tag = checkpoint["phase"]
-        new_text = _json.dumps(checkpoint["value"], path="$<migrated checkpoint>", bytes_max=limit)
+        new_text = _json.dumps(
+            checkpoint["value"],
+            path="$<migrated checkpoint>",
+            bytes_max=limit,
+            setting="value_bytes_max",
+        )
         if new_tag not in info.by_tag:
             known = ", ".join(info.by_tag)
             raise InvalidArgumentError(

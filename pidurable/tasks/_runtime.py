@@ -117,6 +117,7 @@ class Runtime(SessionTree):
             value,
             path=f"$<{info.name} {phase.tag}>",
             bytes_max=self.session.settings.value_bytes_max,
+            setting="value_bytes_max",
         )
         return phase.tag, text
 

@@ -253,6 +253,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             info.result_type,
             path=f"$<{info.name} result>",
             bytes_max=self._session.settings.value_bytes_max,
+            setting="value_bytes_max",
         )
         self._decide_outcome("completed", _codec.completed_text(text))
 
@@ -311,6 +312,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
             _codec.encode_outcome(record),
             path="$<outcome>",
             bytes_max=self._session.settings.value_bytes_max,
+            setting="value_bytes_max",
         )
         self._decide_outcome(status, text)
 

@@ -186,9 +186,8 @@ class TreeTransaction(Transaction):
             raise UnknownDefinitionError(info.name, snapshot.nearest_kind(info.name))
         info = definition_info(installed)
         codec = snapshot.codec
-        limit = self._session.settings.value_bytes_max
         path = f"$<{info.name} input>"
-        input_text = codec.encode_text(input, info.input_type, path=path, bytes_max=limit)
+        input_text = self._bounded_text(codec, input, info.input_type, path)
         # The definition sees what a restarted process would see: the input as stored.
         stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
         tag, text = first_checkpoint(self._runtime, installed, stored_input, begins)
@@ -235,6 +234,13 @@ class TreeTransaction(Transaction):
             if owner is not None:
                 self._runtime.attach(owner, _of(key))
         return TaskId(row.id)
+
+    def _bounded_text(self, codec: _codec.Codec, value: Any, type_: Any, path: str) -> str:
+        """A value as it is stored, refused where it is too large."""
+        limit = self._session.settings.value_bytes_max
+        return codec.encode_text(
+            value, type_, path=path, bytes_max=limit, setting="value_bytes_max"
+        )
 
     def _keyed(self, owner: int | None, conversation: int, key: str, kind: str) -> int | None:
         """The task that has this key, if there is one; of another kind it is no answer."""
@@ -486,7 +492,9 @@ class TreeTransaction(Transaction):
         if key is not None:
             key = check_name(key, "key")
         limit = self._session.settings.value_bytes_max
-        text = _json.dumps(payload, path=f"$<signal {name}>", bytes_max=limit)
+        text = _json.dumps(
+            payload, path=f"$<signal {name}>", bytes_max=limit, setting="value_bytes_max"
+        )
         if len(text.encode()) > SIGNAL_BYTES_MAX:
             raise SignalRefusedError(
                 task_id, f"signal {name!r} is larger than {SIGNAL_BYTES_MAX} bytes"

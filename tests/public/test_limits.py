@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ from pidurable import (
     Settings,
     Task,
     TaskContext,
+    TextBlock,
     ToolCall,
+    UserMessage,
     nothing_to_undo,
     open_harness,
     phase,
@@ -119,6 +122,45 @@ async def test_a_value_is_refused_one_byte_above_its_limit() -> None:
         with pytest.raises(NotJsonError, match="1000"):
             await append(harness, "é" * 499 + "x")
         assert len(await (await harness.root()).history()) == 1
+
+
+@pytest.mark.parametrize("door", ["entry", "message", "submission", "write", "input", "result"])
+async def test_whoever_stores_too_much_is_told_the_setting(door: str) -> None:
+    """Wherever a value comes in, the message names value_bytes_max and the way around it."""
+    said = r"at most 1000 bytes are allowed \(value_bytes_max; store it in parts or as blobs\)"
+    large = "x" * 2000
+
+    async def too_much(ctx: TaskContext[str, Any, Any]) -> str:
+        return large
+
+    registry = registry_of(too_much)
+    settings = Settings(value_bytes_max=1000)
+    async with open_harness(":memory:", registry=registry, settings=settings) as harness:
+        root = await harness.root()
+        if door == "result":
+            outcome = await harness.wait_for_task(await root.create_task(Probe, ""))
+            assert outcome.error is not None
+            assert re.search(said, outcome.error.message)
+            return
+        with pytest.raises(NotJsonError, match=said):
+            await store(harness, door, large)
+
+
+async def store(harness: Harness, door: str, text: str) -> None:
+    """Store a text the one way or the other."""
+    root = await harness.root()
+    if door == "entry":
+        await append(harness, text)
+    elif door == "message":
+        message = UserMessage(blocks=(TextBlock(text=text),), at_us=1)
+        async with harness.commit() as tx:
+            tx.append(root.id, None, kind="limits.value", messages=[message])
+    elif door == "submission":
+        await root.submit(text)
+    elif door == "write":
+        await root.write(text, kind="limits.value")
+    else:
+        await root.create_task(Probe, text)
 
 
 async def test_a_value_is_refused_one_level_above_the_limit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -203,6 +204,17 @@ def test_size_counts_bytes_and_not_characters() -> None:
     assert f'"{text}"' == dumps(text, bytes_max=22)
     with pytest.raises(NotJsonError, match=r"^doc: at most 21 bytes are allowed, got 22 bytes$"):
         dumps(text, bytes_max=21, path="doc")
+
+
+@pytest.mark.parametrize("value", ["ü" * 10, "x" * 30, ["x" * 10] * 3])
+def test_a_value_that_is_too_large_is_told_which_setting_bounds_it(value: Any) -> None:
+    """However it is found, the message names what allows no more, and another way to store it."""
+    said = "doc: at most 21 bytes are allowed (value_bytes_max; store it in parts or as blobs), got"
+
+    with pytest.raises(NotJsonError, match=re.escape(said)):
+        dumps(value, bytes_max=21, path="doc", setting="value_bytes_max")
+    with pytest.raises(NotJsonError, match=r"bytes are allowed \(value_bytes_max; "):
+        dumps([[value] * 1000] * 10_000)
 
 
 @pytest.mark.parametrize(
