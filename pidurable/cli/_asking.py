@@ -117,9 +117,13 @@ class Asking:
 
     async def _ask(self, request: PermissionRequest) -> None:
         self.pause(True)
+        left = True
         try:
             decision = await self._typed(request)
+            left = False
         finally:
+            if left:
+                self._say("\n")  # the question stands there, and nobody has ended its line
             self.pause(False)
         if decision is not None:
             await self._decide(request, decision, who_decides())

@@ -383,7 +383,7 @@ async def _finish(
         following(host, harness, root, interrupts, asked) as watched,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(_ask, host, harness, watched, end)
+        nursery.start_soon(_ask, host, harness, watched, end, interrupts)
         # Watched before anything is handed in, so that its beginning is seen too.
         harness.start()
         timeout = float("inf") if options.timeout is None else options.timeout
@@ -405,8 +405,10 @@ async def _finish(
     return Exit.TIMED_OUT
 
 
-async def _ask(host: Host, harness: Harness, watched: Watched, end: _End) -> None:
-    """Ask whoever is there for what is open; nobody where nobody is."""
+async def _ask(
+    host: Host, harness: Harness, watched: Watched, end: _End, interrupts: Interrupts
+) -> None:
+    """Ask whoever is there for what is open, until they want to leave; nobody where nobody is."""
     asking = Asking(
         host=host,
         harness=harness,
@@ -416,7 +418,16 @@ async def _ask(host: Host, harness: Harness, watched: Watched, end: _End) -> Non
         asks=end.asks,
         answers_itself=end.answers_itself,
     )
-    await asking.serve()
+    async with trio.open_nursery() as nursery:
+
+        async def leave() -> None:
+            # Nothing is begun any more, and what is said waits for as long as somebody is asked.
+            await interrupts.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(leave)
+        await asking.serve()
+        nursery.cancel_scope.cancel()
     end.asks = asking.asks
 
 

@@ -20,6 +20,17 @@ WAITS_FOR_GO = (
     'while [ ! -e go ]; do sleep 0.02; done; echo finished"}}]\n'
     "- {text: all done}\n"
 )
+GUARD = '''
+from pidurable import Ask, Extension, ToolTask, hook
+
+
+async def guard(call):
+    """A person has to allow the echo."""
+    return Ask("high", "it talks") if call.arguments == {"command": "echo hi"} else None
+
+
+extension = Extension("guard", hooks=[hook(ToolTask, before_tool=guard)])
+'''
 STREAMS = (
     "log: requests\n"
     "steps:\n"
@@ -48,6 +59,29 @@ def test_the_first_ctrl_c_lets_a_running_call_end(command, tmp_path: Path) -> No
 
     assert (resumed.code, resumed.out) == (0, "all done\n")
     assert "interrupt " not in resumed.err
+
+
+def test_ctrl_c_at_a_question_is_told_at_once(command, tmp_path: Path) -> None:
+    """Who leaves at a question hears so while a call still runs; it stays open and is not asked."""
+    (tmp_path / "m.yaml").write_text(
+        WAITS_FOR_GO.replace("}}]", "}}, {name: bash, arguments: {command: echo hi}}]").replace(
+            "echo st$(echo arted)", "touch begun"
+        )
+    )
+    (tmp_path / "guard.py").write_text(GUARD)
+    with terminal(tmp_path, "run", "x", "--script", "m.yaml", "--extension", "guard.py") as shown:
+        shown.until("y: yes, this once")
+        shown.read_until((tmp_path / "begun").exists)
+        shown.press(b"\x03")
+        shown.until("stopping: running calls get 10 s")
+        (tmp_path / "go").touch()
+        code = shown.wait()
+        lines = shown.text().splitlines()
+
+    assert code == 130
+    assert [line for line in lines if line.startswith("stopping:")]  # not behind the question
+    assert "is stopped in the middle" not in "\n".join(lines)
+    assert len(command("approval", "list", "-o", "ids").out.split()) == 1
 
 
 # C007, C052
