@@ -343,6 +343,9 @@ class Host:
                         if task.outcome is None:
                             await harness.wait_for_task(task.id)
                     return
+                if self.tools.dead():
+                    # What is left of a host that died sleeps, and nobody asks the storage again.
+                    raise OSError("this host is dead")
                 for request in harness.permissions():
                     await self._decide(harness, request, 2)
 
