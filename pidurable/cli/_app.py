@@ -17,15 +17,13 @@ from pidurable.cli._app_approvals import approval_app
 from pidurable.cli._app_conversations import add_conversation_writes
 from pidurable.cli._app_help import one_line_paragraphs
 from pidurable.cli._app_parameters import (
-    Cwd,
     Events,
-    Extensions,
-    Model,
+    Flag,
+    Looking,
     NoQuestions,
-    Output,
-    Script,
-    Store,
     Timeout,
+    Waiting,
+    Working,
     options_of,
     run_trio,
 )
@@ -82,12 +80,7 @@ def _add_run(app: App, host: Host) -> None:
         prompt: str,
         /,
         *,
-        store: Store = None,
-        model: Model = None,
-        script: Script = None,
-        cwd: Cwd = None,
-        extension: Extensions = None,
-        output: Output = None,
+        given: Working | None = None,
         request_id: Annotated[str | None, Parameter(name="--request-id")] = None,
         timeout: Timeout = None,
         go_on: Annotated[bool, Parameter(name="--continue", negative="")] = False,
@@ -107,27 +100,14 @@ def _add_run(app: App, host: Host) -> None:
         """
         from pidurable.cli._run import run_prompt
 
-        options = options_of(
-            host,
-            store=store,
-            model=model,
-            script=script,
-            cwd=cwd,
-            extensions=extension,
-            output=output,
-            timeout=timeout,
-        )
+        options = options_of(host, given, timeout=timeout)
         return run_trio(
-            functools.partial(
-                run_prompt,
-                host,
-                options,
-                prompt,
-                request_id=request_id,
-                go_on=go_on,
-                questions=not no_questions,
-                events=events,
-            )
+            run_prompt,
+            *(host, options, prompt),
+            request_id=request_id,
+            go_on=go_on,
+            questions=not no_questions,
+            events=events,
         )
 
 
@@ -135,13 +115,8 @@ def _add_resume(app: App, host: Host) -> None:
     @app.command
     def resume(
         *,
-        plan: Annotated[bool, Parameter(negative="")] = False,
-        store: Store = None,
-        model: Model = None,
-        script: Script = None,
-        cwd: Cwd = None,
-        extension: Extensions = None,
-        output: Output = None,
+        plan: Flag = False,
+        given: Working | None = None,
         timeout: Timeout = None,
         no_questions: NoQuestions = False,
         events: Events = False,
@@ -156,25 +131,9 @@ def _add_resume(app: App, host: Host) -> None:
         """
         from pidurable.cli._run import resume_work
 
-        options = options_of(
-            host,
-            store=store,
-            model=model,
-            script=script,
-            cwd=cwd,
-            extensions=extension,
-            output=output,
-            timeout=timeout,
-        )
+        options = options_of(host, given, timeout=timeout)
         return run_trio(
-            functools.partial(
-                resume_work,
-                host,
-                options,
-                plan_only=plan,
-                questions=not no_questions,
-                events=events,
-            )
+            resume_work, host, options, plan_only=plan, questions=not no_questions, events=events
         )
 
 
@@ -182,7 +141,7 @@ def _add_demo(app: App, host: Host) -> None:
     @app.command
     def demo(
         *,
-        keep: Annotated[bool, Parameter(negative="")] = False,
+        keep: Flag = False,
         directory: Annotated[str | None, Parameter(name="--dir")] = None,
     ) -> int:
         """Kill an agent three times and watch it finish its work.
@@ -193,7 +152,7 @@ def _add_demo(app: App, host: Host) -> None:
         """
         from pidurable.cli._demo import run_demo
 
-        return run_trio(functools.partial(run_demo, host, keep=keep, directory=directory))
+        return run_trio(run_demo, host, keep=keep, directory=directory)
 
     @app.command
     def explain(code: str, /) -> int:
@@ -214,9 +173,8 @@ def _add_move(app: App, host: Host) -> None:
         file: str,
         /,
         *,
-        overwrite: Annotated[bool, Parameter(negative="")] = False,
-        store: Store = None,
-        output: Output = None,
+        overwrite: Flag = False,
+        given: Looking | None = None,
     ) -> int:
         """Write a whole session into a file of JSON lines; works beside a running holder.
 
@@ -228,7 +186,7 @@ def _add_move(app: App, host: Host) -> None:
         """
         from pidurable.cli._move import export_store
 
-        options = options_of(host, store=store, output=output)
+        options = options_of(host, given)
         move = functools.partial(export_store, host, options, file, overwrite=overwrite)
         return _whole_or_not(host, move)
 
@@ -239,8 +197,7 @@ def _add_move(app: App, host: Host) -> None:
         *,
         as_: Annotated[str | None, Parameter(name="--as")] = None,
         value_mib: int = 16,
-        store: Store = None,
-        output: Output = None,
+        given: Looking | None = None,
     ) -> int:
         """Make a store of an export, whole or not at all; runs nothing itself.
 
@@ -254,7 +211,7 @@ def _add_move(app: App, host: Host) -> None:
         """
         from pidurable.cli._move import import_store
 
-        options = options_of(host, store=store, output=output)
+        options = options_of(host, given)
         move = functools.partial(import_store, host, options, file, as_=as_, value_mib=value_mib)
         return _whole_or_not(host, move)
 
@@ -272,9 +229,8 @@ def _add_doctor(app: App, host: Host) -> None:
     @app.command
     def doctor(
         *,
-        full: Annotated[bool, Parameter(negative="")] = False,
-        store: Store = None,
-        output: Output = None,
+        full: Flag = False,
+        given: Looking | None = None,
     ) -> int:
         """Say what is wrong with the store, and what to do; works beside a running holder.
 
@@ -286,13 +242,12 @@ def _add_doctor(app: App, host: Host) -> None:
         """
         from pidurable.cli._doctor import show_doctor
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_doctor, host, options, full=full))
+        return run_trio(show_doctor, host, options_of(host, given), full=full)
 
 
 def _add_usage(app: App, host: Host) -> None:
     @app.command
-    def usage(below: int | None = None, /, *, store: Store = None, output: Output = None) -> int:
+    def usage(below: int | None = None, /, *, given: Looking | None = None) -> int:
         """Say what was spent, by model and by tool; works beside a running holder.
 
         Failed, aborted and interrupted attempts count too. With `-o ids` the
@@ -303,8 +258,7 @@ def _add_usage(app: App, host: Host) -> None:
         """
         from pidurable.cli._usage import show_usage
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_usage, host, options, below))
+        return run_trio(show_usage, host, options_of(host, given), below)
 
 
 def _add_gc(app: App, host: Host) -> None:
@@ -315,9 +269,7 @@ def _add_gc(app: App, host: Host) -> None:
         keep_outcomes: Annotated[bool, Parameter(name="--keep-outcomes", negative="")] = False,
         dry_run: Annotated[bool, Parameter(name="--dry-run", negative="")] = False,
         yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Remove ended tasks with everything below them, and bytes that nothing refers to.
 
@@ -334,15 +286,13 @@ def _add_gc(app: App, host: Host) -> None:
         """
         from pidurable.cli._gc import collect_garbage
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         return run_trio(
-            functools.partial(
-                collect_garbage,
-                *(host, options, older_than),
-                keep=keep_outcomes,
-                dry_run=dry_run,
-                yes=yes,
-            )
+            collect_garbage,
+            *(host, options, older_than),
+            keep=keep_outcomes,
+            dry_run=dry_run,
+            yes=yes,
         )
 
 

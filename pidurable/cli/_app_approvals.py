@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from pidurable.cli._app_parameters import Output, Store, Timeout, ids_of, options_of, run_trio
+from pidurable.cli._app_parameters import Looking, Waiting, ids_of, options_of, run_trio
 from pidurable.cli._errors import UsageError
 from pidurable.cli._host import STDIN, Host
 
 __all__ = ["approval_app"]
 
+RequestIds = Annotated[
+    str, Parameter(help="Ids of permission requests; `-` reads them from standard input.")
+]
+RequestId = Annotated[
+    str, Parameter(help="Of a permission request; `-` reads ids from standard input.")
+]
+GrantIds = Annotated[str, Parameter(help="Ids of grants; `-` reads them from standard input.")]
 By = Annotated[
     str | None, Parameter(name="--by", help="Who decides, for the record; this user by default.")
 ]
@@ -34,7 +40,7 @@ def approval_app(host: Host) -> App:
 
 def _add_looking(app: App, host: Host) -> None:
     @app.command(name="list")
-    def list_(*, below: int | None = None, store: Store = None, output: Output = None) -> int:
+    def list_(*, below: int | None = None, given: Looking | None = None) -> int:
         """List the calls that wait for a person, oldest first; works beside a running holder.
 
         Args:
@@ -42,32 +48,24 @@ def _add_looking(app: App, host: Host) -> None:
         """
         from pidurable.cli._approvals import list_requests
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(list_requests, host, options, below=below))
+        return run_trio(list_requests, host, options_of(host, given), below=below)
 
     @app.command
-    def show(*ids: str, store: Store = None, output: Output = None) -> int:
-        """Show all of a request: what is asked, by whom, and what a yes covers.
-
-        Args:
-            ids: Ids of permission requests; `-` reads them from standard input.
-        """
+    def show(*ids: RequestIds, given: Looking | None = None) -> int:
+        """Show all of a request: what is asked, by whom, and what a yes covers."""
         from pidurable.cli._approvals import show_requests
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_requests, host, options, _ids(host, ids)))
+        return run_trio(show_requests, host, options_of(host, given), _ids(host, ids))
 
 
 def _add_yes_and_no(app: App, host: Host) -> None:
     @app.command
     def approve(
-        *ids: str,
+        *ids: RequestIds,
         pattern: str | None = None,
         expires: str | None = None,
         by: By = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Let a call run, exactly as it was shown; runs nothing itself.
 
@@ -77,7 +75,6 @@ def _add_yes_and_no(app: App, host: Host) -> None:
         chains or substitutes commands matches none.
 
         Args:
-            ids: Ids of permission requests; `-` reads them from standard input.
             pattern: Allow later calls too whose text matches, as `git log *`.
             expires: How long the pattern counts: 12h, 30d, 2w.
         """
@@ -85,7 +82,7 @@ def _add_yes_and_no(app: App, host: Host) -> None:
         from pidurable.cli._approvals import decide_requests, expiry
         from pidurable.cli._gc import parse_age
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         if expires is not None and pattern is None:
             raise UsageError(
                 "--expires is for a pattern: a yes without one is for this call alone",
@@ -95,53 +92,44 @@ def _add_yes_and_no(app: App, host: Host) -> None:
         decision: Decision = (
             Once() if pattern is None else Pattern(pattern, expires=expiry(host, age))
         )
-        return run_trio(
-            functools.partial(decide_requests, host, options, _ids(host, ids), decision, by=by)
-        )
+        return run_trio(decide_requests, host, options, _ids(host, ids), decision, by=by)
 
     @app.command
     def deny(
-        id: str,
+        id: RequestId,
         text: str = "",
         /,
         *,
         by: By = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Refuse a call; the text tells the model why, or what to do instead.
 
         Args:
-            id: Of a permission request; `-` reads ids from standard input.
             text: What the model is told.
         """
         from pidurable.agent._decisions import Deny
         from pidurable.cli._approvals import decide_requests
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
         return run_trio(
-            functools.partial(decide_requests, host, options, _ids(host, (id,)), Deny(text), by=by)
+            decide_requests, host, options_of(host, given), _ids(host, (id,)), Deny(text), by=by
         )
 
 
 def _add_decide(app: App, host: Host) -> None:
     @app.command
     def decide(
-        id: str,
+        id: RequestId,
         what: str,
         /,
         *,
         result: str | None = None,
         by: By = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Say what became of a call that a crash interrupted.
 
         Args:
-            id: Of a permission request; `-` reads ids from standard input.
             what: `rerun` it, it `happened` with this --result, or it stays `interrupted`: nobody
                 can tell, and the model is told so.
             result: What the model gets as its result; `-` reads it from standard input.
@@ -149,7 +137,7 @@ def _add_decide(app: App, host: Host) -> None:
         from pidurable.agent._decisions import Decision, Happened, Interrupted, Rerun
         from pidurable.cli._approvals import decide_requests
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         simple: dict[str, Decision] = {"rerun": Rerun(), "interrupted": Interrupted()}
         if what not in (*simple, "happened"):
             raise UsageError(
@@ -162,36 +150,25 @@ def _add_decide(app: App, host: Host) -> None:
         if decision is None:
             assert result is not None
             decision = Happened(host.read_stdin() if result == STDIN else result)
-        return run_trio(
-            functools.partial(decide_requests, host, options, _ids(host, (id,)), decision, by=by)
-        )
+        return run_trio(decide_requests, host, options, _ids(host, (id,)), decision, by=by)
 
 
 def _add_grants(app: App, host: Host) -> None:
     @app.command
-    def grants(*, store: Store = None, output: Output = None) -> int:
+    def grants(*, given: Looking | None = None) -> int:
         """List what was allowed for later calls; works beside a running holder."""
         from pidurable.cli._approvals import list_grants
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(list_grants, host, options))
+        return run_trio(list_grants, host, options_of(host, given))
 
     @app.command
-    def revoke(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
-        """Take grants back: later calls are asked for again.
-
-        Args:
-            ids: Ids of grants; `-` reads them from standard input.
-        """
+    def revoke(*ids: GrantIds, given: Waiting | None = None) -> int:
+        """Take grants back: later calls are asked for again."""
         from pidurable.cli._approvals import revoke_grants
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         hint = "`pidurable approval grants` shows them; `-` reads them"
-        return run_trio(
-            functools.partial(revoke_grants, host, options, ids_of(host, ids, hint=hint))
-        )
+        return run_trio(revoke_grants, host, options, ids_of(host, ids, hint=hint))
 
 
 def _ids(host: Host, ids: tuple[str, ...]) -> list[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from pidurable.cli._app_parameters import Output, Store, Timeout, ids_of, options_of, run_trio
+from pidurable.cli._app_parameters import Conversation, Flag, Waiting, ids_of, options_of, run_trio
 from pidurable.cli._host import Host
 
 __all__ = ["add_conversation_writes"]
@@ -17,7 +16,6 @@ RequestId = Annotated[
     str | None,
     Parameter(name="--request-id", help="Your own id of this: given twice, it is done once."),
 ]
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def add_conversation_writes(app: App, host: Host) -> None:
@@ -40,9 +38,7 @@ def _add_submit(app: App, host: Host) -> None:
         steer: Flag = False,
         reject: Flag = False,
         request_id: RequestId = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Hand in an input without waiting for its answer; runs nothing itself.
 
@@ -56,17 +52,15 @@ def _add_submit(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversation_writes import check_when_busy, submit_text
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         return run_trio(
-            functools.partial(
-                submit_text,
-                host,
-                options,
-                text,
-                conversation=conversation,
-                when_busy=check_when_busy(steer=steer, reject=reject),
-                request_id=request_id,
-            )
+            submit_text,
+            host,
+            options,
+            text,
+            conversation=conversation,
+            when_busy=check_when_busy(steer=steer, reject=reject),
+            request_id=request_id,
         )
 
 
@@ -78,9 +72,7 @@ def _add_write(app: App, host: Host) -> None:
         *,
         conversation: Where = None,
         request_id: RequestId = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Write a note that the model sees with its next request; asks it nothing.
 
@@ -91,38 +83,27 @@ def _add_write(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversation_writes import write_text
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         return run_trio(
-            functools.partial(
-                write_text, host, options, text, conversation=conversation, request_id=request_id
-            )
+            write_text, host, options, text, conversation=conversation, request_id=request_id
         )
 
     @app.command
     def reset(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
-        """Let the model's context start anew; the history keeps everything.
-
-        Args:
-            conversation: Its id; the root by default.
-        """
+        """Let the model's context start anew; the history keeps everything."""
         from pidurable.cli._conversation_writes import reset_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(functools.partial(reset_conversation, host, options, conversation))
+        return run_trio(reset_conversation, host, options_of(host, given), conversation)
 
 
 def _add_withdraw(app: App, host: Host) -> None:
     @app.command
-    def withdraw(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
+    def withdraw(*ids: str, given: Waiting | None = None) -> int:
         """Take back input that is still queued, and print what it said.
 
         Exit code 1 if any was placed already.
@@ -132,82 +113,66 @@ def _add_withdraw(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversation_writes import withdraw_submissions
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         hint = "`pidurable conversation show` shows what is queued; `-` reads them"
         found = ids_of(host, ids, hint=hint)
-        return run_trio(functools.partial(withdraw_submissions, host, options, found))
+        return run_trio(withdraw_submissions, host, options, found)
 
 
 def _add_continue(app: App, host: Host) -> None:
     @app.command(name="continue")
     def continue_(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
-        """Continue a run that failed, was aborted or was cut; runs nothing itself.
-
-        Args:
-            conversation: Its id; the root by default.
-        """
+        """Continue a run that failed, was aborted or was cut; runs nothing itself."""
         from pidurable.cli._conversation_writes import continue_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(functools.partial(continue_conversation, host, options, conversation))
+        return run_trio(continue_conversation, host, options_of(host, given), conversation)
 
 
 def _add_compact(app: App, host: Host) -> None:
     @app.command
     def compact(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
         instructions: str | None = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Replace the older part of the context by a summary; runs nothing itself.
 
         Nothing is deleted, and `conversation log` goes on showing everything.
 
         Args:
-            conversation: Its id; the root by default.
             instructions: What the summary should hold besides.
         """
         from pidurable.cli._conversation_writes import compact_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         return run_trio(
-            functools.partial(
-                compact_conversation, host, options, conversation, instructions=instructions
-            )
+            compact_conversation, host, options, conversation, instructions=instructions
         )
 
 
 def _add_abort(app: App, host: Host) -> None:
     @app.command
     def abort(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
         reason: str = "user",
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Abort what runs in a conversation, and print what was queued in it.
 
         Args:
-            conversation: Its id; the root by default.
             reason: Stored with the abort.
         """
         from pidurable.cli._conversation_writes import abort_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
         return run_trio(
-            functools.partial(abort_conversation, host, options, conversation, reason=reason)
+            abort_conversation, host, options_of(host, given), conversation, reason=reason
         )

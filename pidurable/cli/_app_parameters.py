@@ -1,13 +1,16 @@
 """What commands have in common: options by the same name, and how one is run.
 
 Each option has one name and one help in all commands; `options_of` looks where else it may stand.
+Options that go together are fields of one class, which the parser takes for as many options.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
+import attrs
 import trio
 from cyclopts import Parameter
 
@@ -68,18 +71,56 @@ Timeout = Annotated[
     float | None,
     Parameter(name="--timeout", help="Most seconds to wait; then exit 8. [env: PIDURABLE_TIMEOUT]"),
 ]
+Flag = Annotated[bool, Parameter(negative="")]
+Conversation = Annotated[int | None, Parameter(help="Its id; the root by default.")]
+
+P = ParamSpec("P")
 
 
-def options_of(host: Host, **given: Any) -> Options:
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Looking:
+    """The options of a command that looks, and waits for nobody."""
+
+    store: Store = None
+    output: Output = None
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Waiting(Looking):
+    """The options of a command that waits, until a holder has answered or something is over."""
+
+    timeout: Timeout = None
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Working:
+    """The options of a command that runs agents, but for how long it may take."""
+
+    store: Store = None
+    model: Model = None
+    script: Script = None
+    cwd: Cwd = None
+    extension: Extensions = None
+    output: Output = None
+
+
+def options_of(host: Host, given: Looking | Working | None = None, **others: Any) -> Options:
     """Return what a command works with: what was given on its line, and what stands elsewhere."""
-    options = resolve_options(find_sources(host.environ), **given)
+    named = {} if given is None else attrs.asdict(given, recurse=False)
+    if "extension" in named:
+        # Given one by one, and several all the same.
+        named["extensions"] = named.pop("extension")
+    options = resolve_options(find_sources(host.environ), **named, **others)
     host.store = None if options.store == DEFAULT_STORE else options.store
     return options
 
 
-def run_trio(function: Callable[[], Awaitable[int]]) -> int:
-    """Run a command and return its exit code."""
-    return int(trio.run(function))
+def run_trio(command: Callable[P, Awaitable[int]], /, *args: P.args, **kwargs: P.kwargs) -> int:
+    """Run a command with its arguments and return its exit code."""
+    return int(trio.run(functools.partial(command, *args, **kwargs)))
 
 
 def ids_of(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from pidurable.cli._app_parameters import (
     Extensions,
+    Flag,
+    Looking,
     Output,
     Store,
     Timeout,
+    Waiting,
     ids_of,
     options_of,
     run_trio,
 )
 from pidurable.cli._host import Host
+
+TaskIds = Annotated[str, Parameter(help="Ids of tasks; `-` reads them from standard input.")]
 
 
 def task_app(host: Host) -> App:
@@ -38,7 +42,7 @@ def _add_list(app: App, host: Host) -> None:
         conversation: int | None = None,
         kind: str | None = None,
         status: str | None = None,
-        live: Annotated[bool, Parameter(negative="")] = False,
+        live: Flag = False,
         limit: int = 100,
         output: Output = None,
     ) -> int:
@@ -53,47 +57,35 @@ def _add_list(app: App, host: Host) -> None:
         """
         from pidurable.cli._tasks import list_tasks
 
-        options = options_of(host, store=store, output=output)
         return run_trio(
-            functools.partial(
-                list_tasks,
-                host,
-                options,
-                conversation=conversation,
-                kind=kind,
-                status=status,
-                live=live,
-                limit=limit,
-            )
+            list_tasks,
+            host,
+            options_of(host, store=store, output=output),
+            conversation=conversation,
+            kind=kind,
+            status=status,
+            live=live,
+            limit=limit,
         )
 
 
 def _add_show(app: App, host: Host) -> None:
     @app.command
-    def show(*ids: str, store: Store = None, output: Output = None) -> int:
-        """Show all that is stored of tasks; works beside a running holder.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
+    def show(*ids: TaskIds, given: Looking | None = None) -> int:
+        """Show all that is stored of tasks; works beside a running holder."""
         from pidurable.cli._tasks import show_tasks
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_tasks, host, options, ids_of(host, ids)))
+        return run_trio(show_tasks, host, options_of(host, given), ids_of(host, ids))
 
     @app.command
-    def explain(*ids: str, store: Store = None, output: Output = None) -> int:
+    def explain(*ids: TaskIds, given: Looking | None = None) -> int:
         """Say why tasks do not move, down to the one that decides; works beside a running holder.
 
         With `-o ids` the ids of the tasks that decide are printed.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
         """
         from pidurable.cli._tasks import explain_tasks
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(explain_tasks, host, options, ids_of(host, ids)))
+        return run_trio(explain_tasks, host, options_of(host, given), ids_of(host, ids))
 
     @app.command
     def tree(
@@ -102,8 +94,7 @@ def _add_show(app: App, host: Host) -> None:
         *,
         watch: Annotated[bool, Parameter(name=["--watch", "-w"], negative="")] = False,
         interval: float = 0.5,
-        store: Store = None,
-        output: Output = None,
+        given: Looking | None = None,
     ) -> int:
         """Show tasks and conversations as a tree; works beside a running holder.
 
@@ -112,23 +103,23 @@ def _add_show(app: App, host: Host) -> None:
             watch: Show what is live again and again, as much of it as fits; Ctrl-C leaves.
             interval: Seconds between two looks of --watch.
         """
-        options = options_of(host, store=store, output=output)
+        options = options_of(host, given)
         if watch:
             from pidurable.cli._watch import watch_tree
 
-            return run_trio(functools.partial(watch_tree, host, options, root, interval=interval))
+            return run_trio(watch_tree, host, options, root, interval=interval)
         from pidurable.cli._tasks import show_tree
 
-        return run_trio(functools.partial(show_tree, host, options, root))
+        return run_trio(show_tree, host, options, root)
 
 
 def _add_abort(app: App, host: Host) -> None:
     @app.command
     def abort(
-        *ids: str,
+        *ids: TaskIds,
         yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
         reason: str = "user",
-        orphan: Annotated[bool, Parameter(negative="")] = False,
+        orphan: Flag = False,
         store: Store = None,
         extension: Extensions = None,
         output: Output = None,
@@ -137,7 +128,6 @@ def _add_abort(app: App, host: Host) -> None:
         """Abort tasks with everything below them, and wait until they have ended.
 
         Args:
-            ids: Ids of tasks; `-` reads them from standard input.
             yes: Do not ask.
             reason: Stored with the abort.
             orphan: End also what has begun and whose code is not loaded; nothing of it is undone.
@@ -147,51 +137,25 @@ def _add_abort(app: App, host: Host) -> None:
         options = options_of(
             host, store=store, extensions=extension, output=output, timeout=timeout
         )
-        return run_trio(
-            functools.partial(
-                abort_tasks,
-                host,
-                options,
-                ids_of(host, ids),
-                yes=yes,
-                reason=reason,
-                orphan=orphan,
-            )
-        )
+        found = ids_of(host, ids)
+        return run_trio(abort_tasks, host, options, found, yes=yes, reason=reason, orphan=orphan)
 
 
 def _add_lift(app: App, host: Host) -> None:
-    @app.command
-    def retry(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
-        """Let blocked tasks be tried again, with their crashes forgiven; runs nothing itself.
-
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
+    def lift(verb: Literal["retry", "resume"], ids: tuple[str, ...], given: Waiting | None) -> int:
         from pidurable.cli._task_writes import lift_tasks
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="retry")
-        )
+        return run_trio(lift_tasks, host, options_of(host, given), ids_of(host, ids), verb=verb)
 
     @app.command
-    def resume(
-        *ids: str, store: Store = None, output: Output = None, timeout: Timeout = None
-    ) -> int:
-        """Let tasks that a restart interrupted go on, with all below; runs nothing itself.
+    def retry(*ids: TaskIds, given: Waiting | None = None) -> int:
+        """Let blocked tasks be tried again, with their crashes forgiven; runs nothing itself."""
+        return lift("retry", ids, given)
 
-        Args:
-            ids: Ids of tasks; `-` reads them from standard input.
-        """
-        from pidurable.cli._task_writes import lift_tasks
-
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(lift_tasks, host, options, ids_of(host, ids), verb="resume")
-        )
+    @app.command
+    def resume(*ids: TaskIds, given: Waiting | None = None) -> int:
+        """Let tasks that a restart interrupted go on, with all below; runs nothing itself."""
+        return lift("resume", ids, given)
 
 
 def _add_signal(app: App, host: Host) -> None:
@@ -203,9 +167,7 @@ def _add_signal(app: App, host: Host) -> None:
         /,
         *,
         key: str | None = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Send a task a signal, which it reads when it goes on; runs nothing itself.
 
@@ -217,15 +179,6 @@ def _add_signal(app: App, host: Host) -> None:
         """
         from pidurable.cli._task_writes import signal_tasks
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
-        return run_trio(
-            functools.partial(
-                signal_tasks,
-                host,
-                options,
-                ids_of(host, [id]),
-                name=name,
-                payload=payload,
-                key=key,
-            )
-        )
+        options = options_of(host, given)
+        found = ids_of(host, [id])
+        return run_trio(signal_tasks, host, options, found, name=name, payload=payload, key=key)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from pidurable.cli._app_parameters import Output, Store, Timeout, options_of, run_trio
+from pidurable.cli._app_parameters import (
+    Conversation,
+    Flag,
+    Looking,
+    Output,
+    Store,
+    Waiting,
+    options_of,
+    run_trio,
+)
 from pidurable.cli._host import Host
 
 
@@ -22,10 +30,9 @@ def _add_follow(app: App, host: Host) -> None:
     @app.command(name="list")
     def list_(
         *,
-        busy: Annotated[bool, Parameter(negative="")] = False,
+        busy: Flag = False,
         limit: int = 100,
-        store: Store = None,
-        output: Output = None,
+        given: Looking | None = None,
     ) -> int:
         """List conversations, those of sub-agents too; works beside a running holder.
 
@@ -35,30 +42,24 @@ def _add_follow(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversation_list import list_conversations
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(
-            functools.partial(list_conversations, host, options, busy=busy, limit=limit)
-        )
+        return run_trio(list_conversations, host, options_of(host, given), busy=busy, limit=limit)
 
     @app.command
     def follow(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
         until_done: Annotated[bool, Parameter(name="--until-done", negative="")] = False,
         limit: int = 10,
-        full: Annotated[bool, Parameter(negative="")] = False,
+        full: Flag = False,
         events: Annotated[bool, Parameter(name="--events", negative="")] = False,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Show the log of a conversation and what comes, as it comes; Ctrl-C leaves.
 
         Works beside a running holder, and takes part in nothing.
 
         Args:
-            conversation: Its id; the root by default.
             until_done: Leave when nothing runs in it: with exit code 1 if its last run had no
                 answer, and 6 if a run is left and nobody holds the store.
             limit: How many of the newest entries to begin with.
@@ -67,59 +68,48 @@ def _add_follow(app: App, host: Host) -> None:
         """
         from pidurable.cli._conversation_follow import follow_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
+        options = options_of(host, given)
         return run_trio(
-            functools.partial(
-                follow_conversation,
-                *(host, options, conversation),
-                limit=limit,
-                full=full,
-                until_done=until_done,
-                events=events,
-            )
+            follow_conversation,
+            *(host, options, conversation),
+            limit=limit,
+            full=full,
+            until_done=until_done,
+            events=events,
         )
 
 
 def _add_show(app: App, host: Host) -> None:
     @app.command
     def log(
-        conversation: int | None = None,
+        conversation: Conversation = None,
         /,
         *,
         store: Store = None,
         limit: int = 200,
-        full: Annotated[bool, Parameter(negative="")] = False,
+        full: Flag = False,
         output: Output = None,
     ) -> int:
         """Show the transcript of a conversation; works beside a running holder.
 
         Args:
-            conversation: Its id; the root by default.
             limit: Most entries to show, the newest ones.
             full: Show long texts whole.
         """
         from pidurable.cli._conversations import show_log
 
         options = options_of(host, store=store, output=output)
-        return run_trio(
-            functools.partial(show_log, host, options, conversation, limit=limit, full=full)
-        )
+        return run_trio(show_log, host, options, conversation, limit=limit, full=full)
 
     @app.command
-    def show(
-        conversation: int | None = None, /, *, store: Store = None, output: Output = None
-    ) -> int:
+    def show(conversation: Conversation = None, /, *, given: Looking | None = None) -> int:
         """Show where a conversation stands: its agent, what runs, what is queued, what was spent.
 
         With `-o ids` the queued submissions are printed.
-
-        Args:
-            conversation: Its id; the root by default.
         """
         from pidurable.cli._conversations import show_conversation
 
-        options = options_of(host, store=store, output=output)
-        return run_trio(functools.partial(show_conversation, host, options, conversation))
+        return run_trio(show_conversation, host, options_of(host, given), conversation)
 
 
 def _add_fork(app: App, host: Host) -> None:
@@ -130,9 +120,7 @@ def _add_fork(app: App, host: Host) -> None:
         *,
         at: int | None = None,
         key: str | None = None,
-        store: Store = None,
-        output: Output = None,
-        timeout: Timeout = None,
+        given: Waiting | None = None,
     ) -> int:
         """Fork a conversation at an entry of its history; runs nothing itself.
 
@@ -143,7 +131,6 @@ def _add_fork(app: App, host: Host) -> None:
         """
         from pidurable.cli._fork import fork_conversation
 
-        options = options_of(host, store=store, output=output, timeout=timeout)
         return run_trio(
-            functools.partial(fork_conversation, host, options, conversation, at=at, key=key)
+            fork_conversation, host, options_of(host, given), conversation, at=at, key=key
         )
