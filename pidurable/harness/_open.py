@@ -663,104 +663,97 @@ async def open_harness(
         NotAStoreError, StorageCorruptError, StorageTooNewError, StorageAccessError: The path
             cannot be opened as a store. Nothing was changed.
     """
-    async with _opened(
-        store,
-        starts=True,
-        registry=registry,
-        models=models,
+    making = _Making(registry, models, env, starts=True)
+    runtime = open_runtime(
+        open_storage(store, create=create, vfs=vfs, durability=durability),
+        snapshot=making.definitions,
         settings=settings,
-        durability=durability,
-        create=create,
-        takeover=takeover,
-        vfs=vfs,
         clock=clock,
         blocking=blocking,
         randomness=randomness,
         failpoints=failpoints,
-        env=env,
-    ) as harness:
+        takeover=takeover,
+        durability=durability,
+        prepare=making.prepare,
+    )
+    async with _served(runtime, making) as harness:
         yield harness
 
 
-def open_quiet_harness(
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_quiet_harness(
     store: str | os.PathLike[str],
     *,
     create: bool = False,
     registry: Registry | None = None,
     models: Models | None = None,
     failpoints: Failpoints | None = None,
-) -> AbstractAsyncContextManager[Harness]:
+) -> AsyncIterator[Harness]:
     """Hold a store that is not to work before its host says so, if at all.
 
     Input that other processes have handed in is stored like any command, and waits until the host
     starts the harness, or somebody else does at a later opening.
     """
-    return _opened(
-        store, starts=False, registry=registry, models=models, create=create, failpoints=failpoints
+    making = _Making(registry, models, None, starts=False)
+    runtime = open_runtime(
+        open_storage(store, create=create, vfs=None, durability="power"),
+        snapshot=making.definitions,
+        failpoints=failpoints,
+        prepare=making.prepare,
     )
+    async with _served(runtime, making) as harness:
+        yield harness
 
 
-@asynccontextmanager
-@trio.lowlevel.enable_ki_protection
-async def _opened(
-    store: str | os.PathLike[str] | Storage,
-    *,
-    starts: bool,
-    registry: Registry | None = None,
-    models: Models | None = None,
-    settings: Settings | None = None,
-    durability: Literal["power", "process"] = "power",
-    create: bool = True,
-    takeover: bool = False,
-    vfs: str | None = None,
-    clock: Clock | None = None,
-    blocking: Blocking | None = None,
-    randomness: Randomness | None = None,
-    failpoints: Failpoints | None = None,
-    env: EnvFor | None = None,
-) -> AsyncIterator[Harness]:
-    """`open_harness`, with a say in whether commands from outside may start it."""
-    registry = registry if registry is not None else Registry()
-    definitions = InstalledNow(registry)
-    storage = open_storage(store, create=create, vfs=vfs, durability=durability)
-    made: list[tuple[AgentServices, Progress, Harness]] = []
+class _Making:
+    """What becomes a harness once the runtime below it has been made, and before it runs."""
 
-    def prepare(runtime: Runtime) -> None:
-        services = AgentServices(
+    harness: Harness
+    services: AgentServices
+
+    def __init__(
+        self, registry: Registry | None, models: Models | None, env: EnvFor | None, *, starts: bool
+    ) -> None:
+        self.registry = registry if registry is not None else Registry()
+        self.definitions = InstalledNow(self.registry)
+        self._models = models
+        self._env = env or local_env()
+        self._starts = starts
+        """Whether commands from outside may start it."""
+
+    def prepare(self, runtime: Runtime) -> None:
+        """Add what runs agents to a runtime, and make its harness."""
+        services = self.services = AgentServices(
             runtime=runtime,
-            models=models,
-            registry=lambda: registry.snapshot,
-            env_for=env or local_env(),
-            conversation=lambda id: made[0][2].conversation(id),
+            models=self._models,
+            registry=lambda: self.registry.snapshot,
+            env_for=self._env,
+            conversation=lambda id: self.harness.conversation(id),
         )
         services.progress = Progress(runtime)
         services.permissions = Permissions(services)
-        definitions.add(Generation(services), ToolTask(services), Compaction(services))
+        self.definitions.add(Generation(services), ToolTask(services), Compaction(services))
         # Of one turn each makes the next one ready.
         runtime.at_once = frozenset({Generation.name, ToolTask.name, Compaction.name})
         settle_by(services)
         AwaitedSubmissions(runtime)
         OwnedAgents(runtime)
-        harness = Harness(runtime, services, registry, starts=starts)
-        runtime.host = TaskHost(harness, services)
-        runtime.session.participants.append(harness)
-        made.append((services, services.progress, harness))
+        self.harness = Harness(runtime, services, self.registry, starts=self._starts)
+        runtime.host = TaskHost(self.harness, services)
+        runtime.session.participants.append(self.harness)
 
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def _served(
+    opening: AbstractAsyncContextManager[Runtime], making: _Making
+) -> AsyncIterator[Harness]:
+    """The harness that is being made, with commands from outside done while the block lasts."""
     error: BaseException | None = None
-    async with open_runtime(
-        storage,
-        snapshot=definitions,
-        settings=settings,
-        clock=clock,
-        blocking=blocking,
-        randomness=randomness,
-        failpoints=failpoints,
-        takeover=takeover,
-        durability=durability,
-        prepare=prepare,
-    ) as runtime:
-        services, progress, harness = made[0]
-        services.permissions.load()
+    async with opening as runtime:
+        registry, harness, progress = making.registry, making.harness, making.services.progress
+        making.services.permissions.load()
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
             async with trio.open_nursery() as nursery:
