@@ -14,6 +14,7 @@ from pidurable.errors import SessionPoisonedError
 from pidurable.records._codec import Codec
 from pidurable.records._entries import entry
 from pidurable.records._limits import Settings
+from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._documents import document
 from pidurable.session._seams import (
     Blocking,
@@ -192,6 +193,26 @@ async def new_conversation(session: Session) -> int:
 
 async def commit_note(session: Session, conversation: int, text: str) -> int:
     return await session.run(session.transaction(), append_note(conversation, text))
+
+
+def queued_input(conversation: int, content: Any, **others: Any) -> Callable[[Transaction], int]:
+    """A commit that queues an input in a conversation, and gives its id."""
+
+    def body(tx: Transaction) -> int:
+        record = SubmissionRecord(
+            id=tx.draw_id(),
+            conversation_id=conversation,
+            kind="input",
+            when_busy="follow_up",
+            request_id=None,
+            digest="d",
+            content=content,
+            status="queued",
+        )
+        tx.put_submission(attrs.evolve(record, **others))
+        return record.id
+
+    return body
 
 
 def stored_notes(storage: Storage, conversation: int) -> list[str]:

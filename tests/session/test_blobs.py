@@ -10,14 +10,13 @@ from typing import Any
 
 import attrs
 import pytest
-from session_support import Note, new_conversation, open_test_session
+from session_support import Note, new_conversation, open_test_session, queued_input
 from transcript_support import result, user
 
 from pidurable.errors import InvalidArgumentError, NotFoundError, StorageCorruptError
 from pidurable.records._entries import Edit, Entry, entry
 from pidurable.records._limits import BLOB_BYTES_MIN, Settings
 from pidurable.records._messages import ImageBlock, TextBlock, UserMessage
-from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._blobs import followed, with_blobs
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
@@ -99,24 +98,8 @@ async def test_every_part_of_an_entry_and_a_submission_moves_by_itself() -> None
         first = await append(session, conversation, Note("small"), messages=[user(large)])
         edit = Edit(target=first, messages=(user(large + "z"),))
         second = await append(session, conversation, Large(large), edits=[edit])
-
-        def put(tx: Transaction) -> int:
-            id = tx.draw_id()
-            tx.put_submission(
-                SubmissionRecord(
-                    id=id,
-                    conversation_id=conversation,
-                    kind="input",
-                    when_busy="follow_up",
-                    request_id="r",
-                    digest="d",
-                    content=[large],
-                    status="queued",
-                )
-            )
-            return id
-
-        submission = await session.run(session.transaction(), put)
+        queued = queued_input(conversation, [large], request_id="r")
+        submission = await session.run(session.transaction(), queued)
     rows = [raw(storage, first), raw(storage, second)]
     stored = storage.reopen().submission(submission)
     async with open_test_session(storage.reopen()) as session:

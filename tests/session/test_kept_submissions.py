@@ -7,42 +7,15 @@ from typing import Any
 
 import attrs
 import pytest
-from session_support import open_test_session
+from session_support import new_conversation, open_test_session, queued_input
 
-from pidurable.records._submissions import SubmissionRecord
 from pidurable.session import _submissions
 from pidurable.session._removals import Removal
-from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import MemoryStorage, Op
 from pidurable.testing import Fault, FaultyStorage
 
 STATES = ("queued", "placed", "done", "unanswered")
-
-
-async def conversation_in(session: Session) -> int:
-    made = await session.run(session.transaction(), lambda tx: tx.add_conversation())
-    return made.id
-
-
-def put(conversation: int, content: Any, *, status: Any = "queued") -> Any:
-    def body(tx: Transaction) -> int:
-        id = tx.draw_id()
-        tx.put_submission(
-            SubmissionRecord(
-                id=id,
-                conversation_id=conversation,
-                kind="input",
-                when_busy="follow_up",
-                request_id=None,
-                digest="d",
-                content=content,
-                status=status,
-            )
-        )
-        return id
-
-    return body
 
 
 def change(submission: int, **changes: Any) -> Any:
@@ -68,7 +41,7 @@ async def test_what_is_kept_is_what_is_stored(monkeypatch: pytest.MonkeyPatch, s
     draw = random.Random(seed)
     stored = MemoryStorage()
     async with open_test_session(stored) as session:
-        ids: dict[int, list[int]] = {await conversation_in(session): [] for _ in range(4)}
+        ids: dict[int, list[int]] = {await new_conversation(session): [] for _ in range(4)}
         for _ in range(60):
             conversation = draw.choice(list(ids))
             known = ids[conversation]
@@ -78,7 +51,9 @@ async def test_what_is_kept_is_what_is_stored(monkeypatch: pytest.MonkeyPatch, s
                 body = change(draw.choice(known), status=status, entry=5, **more)
                 await session.run(session.transaction(), body)
             else:
-                body = put(conversation, "x" * draw.choice([3, 30]), status=draw.choice(STATES))
+                body = queued_input(
+                    conversation, "x" * draw.choice([3, 30]), status=draw.choice(STATES)
+                )
                 known.append(await session.run(session.transaction(), body))
             if draw.random() < 0.3:
                 session.staged_open_submissions(draw.choice(list(ids)))
@@ -98,8 +73,8 @@ async def test_who_is_told_of_a_change_reads_nothing() -> None:
     """Neither a new submission nor its next states are read from the storage."""
     storage = FaultyStorage(MemoryStorage())
     async with open_test_session(storage) as session:
-        conversation = await conversation_in(session)
-        id = await session.run(session.transaction(), put(conversation, ["hi"]))
+        conversation = await new_conversation(session)
+        id = await session.run(session.transaction(), queued_input(conversation, ["hi"]))
         assert list(session.staged_open_submissions(conversation)) == [id]
         await session.run(session.transaction(), change(id, status="done", answer=7))
         assert session.staged_open_submissions(conversation) == {}
@@ -112,9 +87,9 @@ async def test_who_is_told_of_a_change_reads_nothing() -> None:
 async def test_a_record_is_its_readers_own() -> None:
     """What is done to the content of one changes nothing for the next reader."""
     async with open_test_session(MemoryStorage()) as session:
-        conversation = await conversation_in(session)
+        conversation = await new_conversation(session)
         content = [{"text": "hi"}]
-        id = await session.run(session.transaction(), put(conversation, content))
+        id = await session.run(session.transaction(), queued_input(conversation, content))
         content[0]["text"] = "changed by who made it"
         first = session.submission(id)
         assert first is not None
@@ -128,8 +103,8 @@ async def test_what_was_refused_is_not_kept() -> None:
     """A batch that the storage refuses leaves what was published before."""
     storage = FaultyStorage(MemoryStorage())
     async with open_test_session(storage) as session:
-        conversation = await conversation_in(session)
-        id = await session.run(session.transaction(), put(conversation, "hi"))
+        conversation = await new_conversation(session)
+        id = await session.run(session.transaction(), queued_input(conversation, "hi"))
 
         def raises(tx: Transaction) -> None:
             change(id, status="done")(tx)
@@ -146,8 +121,8 @@ async def test_what_was_refused_is_not_kept() -> None:
 async def test_what_is_removed_is_gone() -> None:
     """A commit that removes anything has all of it read anew."""
     async with open_test_session(MemoryStorage()) as session:
-        conversation = await conversation_in(session)
-        id = await session.run(session.transaction(), put(conversation, "hi"))
+        conversation = await new_conversation(session)
+        id = await session.run(session.transaction(), queued_input(conversation, "hi"))
 
         def remove(tx: Transaction) -> None:
             tx.writes.append((Op.SUBMISSION_DELETE, (id,)))
@@ -162,8 +137,8 @@ async def test_nothing_is_answered_from_memory_once_the_session_has_closed() -> 
     """Whoever asks then is told by the storage, as before."""
     storage = FaultyStorage(MemoryStorage())
     async with open_test_session(storage) as session:
-        conversation = await conversation_in(session)
-        id = await session.run(session.transaction(), put(conversation, "hi"))
+        conversation = await new_conversation(session)
+        id = await session.run(session.transaction(), queued_input(conversation, "hi"))
     before = looked_up(storage)
     storage.add(Fault.fail("submission"))
     with pytest.raises(Exception, match=r"disk I/O error|closed"):
