@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _NO_BLOBS: frozenset[str] = frozenset()
 PRINCIPAL_CHARACTERS_MAX = 1000
+_CHANGING = SubmissionRow._fields.index("status")
+"""From here on the columns of a submission's row are those of its state, which has its id behind
+them."""
 
 
 def text_digest(text: str) -> str:
@@ -60,6 +63,8 @@ class Transaction(ForkWork):
     """Names of the bytes that this commit stores."""
     removal: Removal | None = None
     """What this commit removes, if it removes anything."""
+    _submitted: dict[int, int] = NO_DICT
+    """Submissions that are new here, with the places of their rows among the writes."""
 
     def __init__(self, session: Session, *, by_task: int | None = None, flush: bool = True) -> None:
         super().__init__(session)
@@ -460,6 +465,8 @@ class Transaction(ForkWork):
         self.submissions[record.id] = record
         if record.request_id is not None:
             self.unique[("request", record.conversation_id, record.request_id)] = record.id
+        self._submitted = self._submitted or {}
+        self._submitted[record.id] = len(self.writes)
         self.writes.append(
             (
                 Op.SUBMISSION,
@@ -484,22 +491,23 @@ class Transaction(ForkWork):
         )
 
     def update_submission(self, record: SubmissionRecord) -> None:
-        """Stage the changing columns of a submission."""
+        """Stage the changing columns of a submission; one that is new here is stored once."""
         self._check_open()
         self.submissions = self.submissions or {}
         self.submissions[record.id] = record
-        self.writes.append(
-            (
-                Op.SUBMISSION_STATE,
-                SubmissionStateRow(
-                    record.status,
-                    record.entry,
-                    record.run,
-                    record.answer,
-                    record.reason,
-                    record.detail,
-                    record.ended_us,
-                    record.id,
-                ),
-            )
+        state = SubmissionStateRow(
+            record.status,
+            record.entry,
+            record.run,
+            record.answer,
+            record.reason,
+            record.detail,
+            record.ended_us,
+            record.id,
         )
+        place = self._submitted.get(record.id)
+        if place is None:
+            self.writes.append((Op.SUBMISSION_STATE, state))
+        else:
+            row = self.writes[place][1]
+            self.writes[place] = (Op.SUBMISSION, SubmissionRow(*row[:_CHANGING], *state[:-1]))

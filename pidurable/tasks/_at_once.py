@@ -14,6 +14,7 @@ and next; it does start them, once the commit is durable. Holds at all times:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pidurable.storage import Op
@@ -30,7 +31,9 @@ AT_ONCE_MAX = 64
 leave others their turn."""
 
 
-def reserve_at_once(runtime: Runtime, tx: TreeTransaction, created: list[Node]) -> Starts | None:
+def reserve_at_once(
+    runtime: Runtime, tx: TreeTransaction, created: Iterable[Node]
+) -> Starts | None:
     """Reserve what a commit that is about to be sealed makes ready.
 
     Args:

@@ -58,6 +58,9 @@ ChildInputT = TypeVar("ChildInputT")
 ChildResultT = TypeVar("ChildResultT")
 
 _TASK_SCOPE = 2
+_CHANGING = TaskRow._fields.index("status")
+"""From here on the columns of a task's row are those of its state, which has its version before
+them and its id behind."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -92,7 +95,8 @@ class TreeTransaction(Transaction):
     """What this commit has reserved, to be started once it is durable."""
     reserves = True
     """Whether it reserves what it makes ready; a pass of the scheduler does so by itself."""
-    _created: list[Node] = NO_LIST
+    _created: dict[Node, int] = NO_DICT
+    """Tasks created here, in order, with the places of their rows among the writes."""
     _owned: list[int] = NO_LIST
 
     def __init__(
@@ -218,15 +222,15 @@ class TreeTransaction(Transaction):
             None,
         )
         node = Node(row)
+        if not self._created:
+            self._created, self.fresh = {}, {}
+        self._created[node] = len(self.writes)
         self.writes += (
             (Op.TASK, row),
             (Op.TASK_INPUT, (row.id, input_text)),
             (Op.CHECKPOINT, (row.id, tag, text, now)),
         )
         self.view.add(node)
-        if not self._created:
-            self._created, self.fresh = [], {}
-        self._created.append(node)
         self.created_by_host = self.created_by_host or self._by_task is None
         self.fresh[row.id] = (input_text, tag, text)
         if key is not None:
@@ -521,8 +525,17 @@ class TreeTransaction(Transaction):
     # --- what the scheduler writes -------------------------------------------------------
 
     def put_state(self, node: Node) -> None:
-        """Stage the state columns of a node that this transaction edits."""
-        self.writes.append((Op.TASK_STATE, node.state_row()))
+        """Stage the state columns of a node that this transaction edits.
+
+        A task that is created here is stored once, as it is in the end.
+        """
+        state = node.state_row()
+        place = self._created.get(node)
+        if place is None:
+            self.writes.append((Op.TASK_STATE, state))
+        else:
+            row = self.writes[place][1]
+            self.writes[place] = (Op.TASK, TaskRow(*row[:_CHANGING], *state[1:-1]))
 
     def settle(self, node: Node, outcome: OutcomeRecord) -> None:
         """Decide the outcome of a task: terminal, or completing while work below is live."""

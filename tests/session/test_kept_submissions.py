@@ -69,6 +69,32 @@ async def test_what_is_kept_is_what_is_stored(monkeypatch: pytest.MonkeyPatch, s
         assert len(records) > 15
 
 
+async def test_what_is_new_and_changes_in_one_commit_is_stored_once() -> None:
+    """As it is in the end, whatever was stored beside it; so it is kept, too."""
+    storage = MemoryStorage()
+    written: list[list[Op]] = []
+    async with open_test_session(storage) as session:
+        conversation = await new_conversation(session)
+
+        def body(tx: Transaction) -> tuple[int, int]:
+            changed = queued_input(conversation, ["hi"])(tx)
+            other = queued_input(conversation, ["there"])(tx)
+            change(changed, status="placed", entry=5, run=6)(tx)
+            change(changed, status="done", answer=7, reason="r", detail="d", ended_us=9)(tx)
+            written.append([op for op, _ in tx.writes])
+            return changed, other
+
+        changed, other = await session.run(session.transaction(), body)
+        assert written == [[Op.SUBMISSION, Op.SUBMISSION]]
+        record = session.submission(changed)
+        assert record is not None
+        assert (record.status, record.entry, record.run, record.answer) == ("done", 5, 6, 7)
+        assert (record.reason, record.detail, record.ended_us) == ("r", "d", 9)
+        assert list(session.staged_open_submissions(conversation)) == [other]
+    async with open_test_session(storage.reopen()) as again:
+        assert again.submission(changed) == record
+
+
 async def test_who_is_told_of_a_change_reads_nothing() -> None:
     """Neither a new submission nor its next states are read from the storage."""
     storage = FaultyStorage(MemoryStorage())

@@ -23,11 +23,20 @@ from pidurable.errors import PidurableError, SessionPoisonedError, StorageAccess
 from pidurable.records._codec import Codec
 from pidurable.records._limits import Settings
 from pidurable.session._seams import SeededRandomness, TrioClock
-from pidurable.storage import Batch, MemoryStorage, Op, SqliteStorage, Storage
+from pidurable.storage import (
+    Batch,
+    MemoryStorage,
+    Op,
+    SqliteStorage,
+    Storage,
+    TaskRow,
+    TaskStateRow,
+)
 from pidurable.tasks._context import TaskContext
 from pidurable.tasks._definition import Retry, Task, nothing_to_undo, phase
 from pidurable.tasks._open import open_runtime
 from pidurable.tasks._runtime import Runtime, StaticDefinitions
+from pidurable.tasks._tree import PENDING
 from pidurable.testing._forwarding import ForwardingStorage
 
 ROOT = 1
@@ -210,9 +219,18 @@ def apart(
         elif op is Op.WAIT_DELETE and row[0] in waits:
             waits.discard(row[0])
             second.append((op, row))
+        elif op is Op.TASK and row.id in left:
+            # Reserved by the commit that creates it, which stores it once, as running.
+            left.discard(row.id)
+            first.append((op, row._replace(status=PENDING, started_us=None, invocations=0)))
+            second.append((Op.TASK_STATE, _state_of(row)))
         else:
             first.append((op, row))
     return first[::-1], second[::-1]
+
+
+def _state_of(row: TaskRow) -> TaskStateRow:
+    return TaskStateRow(**{name: getattr(row, name) for name in TaskStateRow._fields})
 
 
 class Witness:

@@ -11,9 +11,23 @@ from typing import Any
 
 import pytest
 import trio
-from worlds import ROOT, Actor, Next, Other, Start, World, child_of, done, forever, parent_of
+from worlds import (
+    ROOT,
+    Actor,
+    Next,
+    Other,
+    Start,
+    Watcher,
+    World,
+    child_of,
+    done,
+    forever,
+    parent_of,
+)
 
 from pidurable.errors import SessionPoisonedError, StorageRefusedError
+from pidurable.storage import Op, TaskRow
+from pidurable.tasks._tree import PENDING, RUNNING
 from pidurable.testing import Fault
 
 KINDS = frozenset({"test.actor", "test.other"})
@@ -58,6 +72,47 @@ async def test_it_is_running_in_the_commit_that_creates_it_and_starts_once() -> 
         [row] = world.rows()
         assert (row.outcome_status, row.invocations) == ("completed", 1)
         assert world.log == ["a start"]
+
+
+class Rows(Watcher):
+    """Keeps what each commit writes of tasks themselves, beside what is stored then."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.of: list[list[tuple[Op, TaskRow]]] = []
+
+    def committed(self, tx: Any) -> None:
+        written = [(op, row) for op, row in tx.writes if op in (Op.TASK, Op.TASK_STATE)]
+        self.of.append([(op, self.world.row(row.id)) for op, row in written])
+        for op, row in written:
+            assert op is Op.TASK_STATE or row == self.world.row(row.id)
+
+
+async def test_a_task_is_stored_once_by_the_commit_that_creates_and_changes_it() -> None:
+    """The row that is inserted is that of the end of the commit; later commits update it."""
+    world = World()
+    world.scripts.update(a=forever, b=forever)
+    async with world.open() as rt:
+        rt.at_once = KINDS
+        rows = Rows(world)
+        rt.session.participants.append(rows)
+
+        def body(tx: Any) -> list[int]:
+            made = [tx.create_task(Actor, name, conversation=ROOT) for name in "ab"]
+            tx.abort_task(made[1], "no need")
+            return made
+
+        running, marked = await rt.commit(body)
+        [(op, first), (other_op, second)] = rows.of[0]
+        assert (op, other_op) == (Op.TASK, Op.TASK)
+        assert (first.id, first.status, first.invocations) == (running, RUNNING, 1)
+        assert (second.id, second.status, second.abort_reason) == (marked, PENDING, "no need")
+        assert first.started_us is not None
+        assert second.abort_us is not None
+        assert (await world.end(marked)).status == "aborted"
+        later = [op for each in rows.of[1:] for op, _ in each]
+        assert later
+        assert set(later) == {Op.TASK_STATE}
 
 
 async def test_nobody_who_is_queued_is_overtaken() -> None:
