@@ -1,14 +1,22 @@
 """Sending batches to the storage: where the call runs, and what follows a refusal.
 
-A flushed batch goes to the one writer thread. A small batch that needs no flush is written in the
-loop, because a thread hop costs several times as much as the write. A refusal is certain that
-nothing was stored, so the same batch is sent again; any other error is not for this module to
-judge.
+A small batch that needs no flush is written in the loop, because the way to the writer thread and
+back costs several times as much as the write. A flushed batch goes to the thread, so that the loop
+never waits for the disk. The one exception is the commit of somebody who is alone, on a disk that
+has been quick for a while: there the way costs more than the flush, and whoever else runs is held
+up less by the flush than by most steps of a task. How quick the disk is shows with every flush, in
+the loop and in the thread; a slow one sends the next ones back to the thread, the more the slower
+it was, so that waiting for a disk that hesitates takes at most a tenth of the loop.
+
+A refusal is certain that nothing was stored, so the same batch is sent again; any other error is
+not for this module to judge.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, final
 
 import trio
 
@@ -19,14 +27,78 @@ from pidurable.errors import (
 )
 from pidurable.records._limits import Settings
 from pidurable.session._batch import Draft, OpenBatch
-from pidurable.session._seams import Failpoints, Worker
-from pidurable.storage import Batch, Op, Storage
+from pidurable.session._seams import Failpoints, ThreadWorker, Worker, real_seconds
+from pidurable.storage import (
+    Batch,
+    EntryRow,
+    Op,
+    RevisionRow,
+    SignalRow,
+    Storage,
+    SubmissionRow,
+)
 
 _INLINE_WRITES_MAX = 64
 """Rows of a batch that is still small enough to be written in the loop."""
 
+_INLINE_CHARACTERS_MAX = 16 * 1024
+"""Of one text in a flushed batch that is written in the loop."""
+
+_TEXTS: dict[Op, tuple[int, ...]] = {
+    Op.CONVERSATION: (),
+    Op.ENTRY: tuple(EntryRow._fields.index(name) for name in ("edits", "messages", "data")),
+    Op.TASK: (),
+    Op.TASK_INPUT: (1,),
+    Op.TASK_STATE: (),
+    Op.CHECKPOINT: (2,),
+    Op.CHECKPOINT_DELETE: (),
+    Op.WAIT: (1,),
+    Op.WAIT_DELETE: (),
+    Op.OUTCOME: (1,),
+    Op.MEMO: (2,),
+    Op.SIGNAL: (SignalRow._fields.index("payload"),),
+    Op.SIGNAL_READ: (),
+    Op.SUBMISSION: (SubmissionRow._fields.index("content"),),
+    Op.SUBMISSION_STATE: (),
+    Op.DOCUMENT: (),
+    Op.REVISION: (RevisionRow._fields.index("value"),),
+}
+"""By kind of write, the columns that may be long. Other kinds are of no ordinary commit."""
+
+QUICK_FLUSH_SECONDS = 0.001
+"""A flush of a small batch that takes no longer may be waited for in the loop."""
+
+QUICK_FLUSHES = 32
+"""Flushes in a row that have to be quick before the loop waits for one. A slow one asks for as many
+again for each millisecond that it took."""
+
+QUICK_FLUSHES_MAX = 100_000
+
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
+
+
+@final
+class FlushPace:
+    """Whether the disk has been quick for long enough that the loop may wait for it."""
+
+    __slots__ = ("_needed",)
+
+    def __init__(self) -> None:
+        self._needed = QUICK_FLUSHES
+        """How many more flushes have to be quick."""
+
+    @property
+    def is_quick(self) -> bool:
+        return self._needed == 0
+
+    def took(self, seconds: float) -> None:
+        """Count a flush of a small batch, which took this long, wherever it was waited for."""
+        if seconds > QUICK_FLUSH_SECONDS:
+            needed = int(seconds / QUICK_FLUSH_SECONDS * QUICK_FLUSHES)
+            self._needed = min(max(self._needed, needed), QUICK_FLUSHES_MAX)
+        elif self._needed:
+            self._needed -= 1
 
 
 class BatchWriter:
@@ -63,6 +135,8 @@ class BatchWriter:
         self._epoch = epoch
         self._inline = inline
         self._power = power
+        self._pace = FlushPace() if isinstance(worker, ThreadWorker) and not inline else None
+        """None where there are no threads: there nothing may depend on how long a call takes."""
 
     def gather(self, drafts: list[Draft], next_id: int) -> Batch:
         """One write of several commits. A batch with one flushed member is flushed."""
@@ -111,13 +185,19 @@ class BatchWriter:
         """
         delay = RETRY_SECONDS_MIN
         give_up_at: float | None = None
-        small = not stored.flush and len(stored.writes) <= _INLINE_WRITES_MAX
+        small = len(stored.writes) <= _INLINE_WRITES_MAX
+        apply = self._storage.apply
+        if small and stored.flush:
+            small = False
+            if self._pace is not None and _are_short(stored.writes):
+                apply = functools.partial(self._apply_measured, self._pace)
+                small = len(batch.members) == 1 and self._pace.is_quick
         while True:
             try:
                 if self._inline or (small and not self.inline_pauses):
-                    self._storage.apply(stored)
+                    apply(stored)
                 else:
-                    await self._worker.run(self._storage.apply, stored)
+                    await self._worker.run(apply, stored)
             except StorageRefusedError as refused:
                 # A lock that another process holds keeps the call waiting: the next one waits in
                 # the thread, and not in the loop.
@@ -138,3 +218,25 @@ class BatchWriter:
                 delay = min(delay * 2, RETRY_SECONDS_MAX)
             else:
                 return
+
+    def _apply_measured(self, pace: FlushPace, stored: Batch) -> None:
+        """Store a batch, and count how long it took; in the loop or in the thread."""
+        began = real_seconds()
+        try:
+            self._storage.apply(stored)
+        finally:
+            # One that was refused may have waited for a lock.
+            pace.took(real_seconds() - began)
+
+
+def _are_short(writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> bool:
+    """Whether these are the writes of an ordinary commit, without a long text."""
+    for op, row in writes:
+        columns = _TEXTS.get(op)
+        if columns is None:
+            return False
+        for column in columns:
+            text = row[column]
+            if text is not None and len(text) > _INLINE_CHARACTERS_MAX:
+                return False
+    return True
