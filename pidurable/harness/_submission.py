@@ -12,7 +12,7 @@ from pidurable.errors import UnansweredError, WaitTimeoutError
 from pidurable.records._checks import check_timeout
 from pidurable.records._codec import Codec
 from pidurable.records._entries import Entry
-from pidurable.records._messages import AssistantMessage, TextBlock
+from pidurable.records._messages import AssistantMessage
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
 from pidurable.session._rows import stored_entry
 from pidurable.session._stubs import unknown_submission
@@ -150,9 +150,7 @@ def settled_of(
     if answer is not None:
         for message in answer.messages:
             if isinstance(message, AssistantMessage):
-                text = "".join(
-                    block.text for block in message.blocks if isinstance(block, TextBlock)
-                )
+                text = message.text
     return Settled(
         id=record.id,
         status=record.status,
