@@ -12,7 +12,7 @@ import attrs
 
 from pidurable.agent._ask import poll_at
 from pidurable.agent._attempts import append_deferred
-from pidurable.agent._boundaries import end_run
+from pidurable.agent._boundaries import end_run, say
 from pidurable.agent._checkpoints import (
     GenerationContext,
     GenerationResult,
@@ -24,7 +24,7 @@ from pidurable.agent._checkpoints import (
 from pidurable.agent._documents import LiveDocument, add_usage, update_doc
 from pidurable.agent._round import begin_round, next_turn
 from pidurable.agent._tool_result import shown_blocks
-from pidurable.records._messages import AssistantMessage, Block, UserMessage
+from pidurable.records._messages import AssistantMessage, Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,8 +74,7 @@ def store_answer(
         sequential = _is_sequential(services, ctx, answer)
         begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
     elif goes_on is not None:
-        said = UserMessage(blocks=shown_blocks(tx, goes_on), at_us=tx.now_us())
-        tx.append(conversation, kind="pi.user", messages=[said])
+        say(tx, conversation, shown_blocks(tx, goes_on))
         next_turn(tx, ctx, entry)
     else:
         end_run(services.session, tx, conversation, run_of(ctx), answer=entry)

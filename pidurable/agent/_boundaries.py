@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pidurable.agent._documents import InboxDocument, LiveDocument, read_doc, unqueue, update_doc
+from pidurable.agent._documents import (
+    LiveDocument,
+    queued_items,
+    read_doc,
+    unqueue,
+    update_doc,
+)
 from pidurable.records import _codec
 from pidurable.records._limits import Settings
 from pidurable.records._messages import Block, TextBlock, UserMessage
@@ -89,6 +95,12 @@ def start_run(
     return run
 
 
+def say(tx: TreeTransaction, conversation_id: int, blocks: tuple[Block, ...]) -> int:
+    """Append what a user has said, and return its entry."""
+    message = UserMessage(blocks=blocks, at_us=tx.now_us())
+    return tx.append(conversation_id, kind="pi.user", messages=[message])
+
+
 def place(
     tx: TreeTransaction,
     conversation_id: int,
@@ -98,8 +110,7 @@ def place(
 ) -> None:
     """Append the entries of queued items of users, in order."""
     for item in items:
-        message = UserMessage(blocks=decode_blocks(item["content"]), at_us=tx.now_us())
-        entry = tx.append(conversation_id, kind="pi.user", messages=[message])
+        entry = say(tx, conversation_id, decode_blocks(item["content"]))
         record = tx.submission(item["submission"])
         if record is not None:
             tx.update_submission(attrs.evolve(record, status="placed", entry=entry, run=int(run)))
@@ -155,7 +166,7 @@ def place_after_round(
         Whether the run goes on. It does not where a reset was placed, which ends it here: its
         inputs are unanswered, `reset`, and steers stay queued.
     """
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    items = queued_items(tx, conversation_id)
     if not items:
         return True
     others, reset = _place_writes(tx, conversation_id, items)
@@ -216,22 +227,12 @@ def _end(
             )
     if read_doc(tx, LiveDocument, conversation_id)["run"] != run:
         return
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
-    rest, _ = _place_writes(tx, conversation_id, items)
-    taken: list[Any] = []
-    if answer is not None:
-        taken = _of_mode(rest, "steer", settings.steers)
-        if not taken:
-            taken = rest[:1] if settings.follow_ups == "one" else rest
-    else:
-        taken = _until_new_wish(rest, run)
-        if taken and tx.is_cancelled(conversation_id):
-            taken = []
-    rest = _without(rest, taken)
-    _leave(tx, conversation_id, items, rest)
-    if taken:
-        start_run(tx, conversation_id, taken)
-        return
+    items = queued_items(tx, conversation_id)
+    if items:
+        taken = _take_next(settings, tx, conversation_id, items, run, answered=answer is not None)
+        if taken:
+            start_run(tx, conversation_id, taken)
+            return
     update_doc(
         tx,
         LiveDocument,
@@ -243,6 +244,30 @@ def _end(
         calls=[],
         retry=None,
     )
+
+
+def _take_next(
+    settings: Settings,
+    tx: TreeTransaction,
+    conversation_id: int,
+    items: Sequence[Any],
+    run: int,
+    *,
+    answered: bool,
+) -> list[Any]:
+    """Place the writes that a run leaves behind, and take out of the queue what starts the next."""
+    rest, _ = _place_writes(tx, conversation_id, items)
+    if answered:
+        taken = _of_mode(rest, "steer", settings.steers)
+        if not taken:
+            taken = rest[:1] if settings.follow_ups == "one" else rest
+    else:
+        taken = _until_new_wish(rest, run)
+        if taken and tx.is_cancelled(conversation_id):
+            taken = []
+    rest = _without(rest, taken)
+    _leave(tx, conversation_id, items, rest)
+    return taken
 
 
 def is_aborting(tx: TreeTransaction, live: dict[str, Any]) -> bool:

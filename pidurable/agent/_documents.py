@@ -7,7 +7,7 @@ streamed word costs a word.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
@@ -151,6 +151,12 @@ def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) 
     tx.patch_doc(_DEFINITIONS[cls], address, ops)
 
 
+def queued_items(tx: Transaction, conversation_id: int) -> Sequence[Any]:
+    """What waits in the inbox of a conversation, in order, as staged so far. Do not change it."""
+    value = tx.doc_value(address_of(InboxDocument, conversation_id))
+    return () if value is None else value["items"]
+
+
 def queue_item(tx: Transaction, conversation_id: int, item: dict[str, Any]) -> None:
     """Put an item behind what is queued: a patch of that item, however many there are."""
     address = address_of(InboxDocument, conversation_id)
@@ -169,7 +175,7 @@ def unqueue(tx: Transaction, conversation_id: int, submissions: Collection[int])
         conversation_id: Whose queue.
         submissions: Ids; those that are not queued change nothing.
     """
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    items = queued_items(tx, conversation_id)
     rest = [item for item in items if item["submission"] not in submissions]
     if len(rest) == len(items):
         return

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,6 +30,7 @@ from pidurable.agent._boundaries import (
     end_run as end_run,
     is_aborting,
     place_write,
+    say,
     start_run,
 )
 from pidurable.agent._documents import (
@@ -36,6 +38,7 @@ from pidurable.agent._documents import (
     LiveDocument,
     address_of,
     queue_item,
+    queued_items,
     read_doc,
     unqueue,
     update_doc,
@@ -159,38 +162,36 @@ def submit(
     live = read_doc(tx, LiveDocument, conversation_id)
     if live["run"] is not None and when_busy == "reject":
         raise ConversationBusyError(conversation_id, live["run"])
-    record = SubmissionRecord(
-        id=tx.draw_id(),
+    id = tx.draw_id()
+    handed_in = partial(
+        SubmissionRecord,
+        id=id,
         conversation_id=conversation_id,
         kind="input",
         when_busy=when_busy,
         request_id=request_id,
         digest=digest,
         content=encoded,
-        status="queued",
         created_us=tx.now_us(),
     )
-    inbox = read_doc(tx, InboxDocument, conversation_id)["items"]
-    item = {"submission": record.id, "mode": when_busy, "content": encoded}
-    if live["run"] is not None:
-        if not tx.is_cancelled(conversation_id):
-            if is_aborting(tx, live):
-                item[AFTER] = live["run"]
-            _check_room(session, tx, conversation_id, item)
-            tx.put_submission(record)
-            queue_item(tx, conversation_id, item)
-            return record.id
+    if live["run"] is None:
+        queued = queued_items(tx, conversation_id)
+        if queued:
+            update_doc(tx, InboxDocument, conversation_id, items=[])
+        run = start_run(tx, conversation_id, queued)
+        entry = say(tx, conversation_id, blocks)
+        tx.put_submission(handed_in(status="placed", entry=entry, run=int(run)))
+    elif tx.is_cancelled(conversation_id):
         # Its run drains, and no other one will ever place what is queued behind it.
-        tx.put_submission(record)
-        tx.update_submission(
-            attrs.evolve(record, status="unanswered", reason="aborted", ended_us=tx.now_us())
-        )
-        return record.id
-    tx.put_submission(record)
-    if inbox:
-        update_doc(tx, InboxDocument, conversation_id, items=[])
-    start_run(tx, conversation_id, [*inbox, item])
-    return record.id
+        tx.put_submission(handed_in(status="unanswered", reason="aborted", ended_us=tx.now_us()))
+    else:
+        item = {"submission": id, "mode": when_busy, "content": encoded}
+        if is_aborting(tx, live):
+            item[AFTER] = live["run"]
+        _check_room(session, tx, conversation_id, item)
+        tx.put_submission(handed_in(status="queued"))
+        queue_item(tx, conversation_id, item)
+    return id
 
 
 def write(
@@ -328,7 +329,7 @@ def _check_room(
 
     What is queued is measured only where it may be too much, so that an item costs its own size.
     """
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    items = queued_items(tx, conversation_id)
     settings = session.settings
     if len(items) >= settings.queued_max:
         raise ConversationFullError(conversation_id, settings.queued_max)
@@ -403,7 +404,7 @@ def withdraw_queued(
 
     Writes stay: they ask nothing, and the end of the run places them.
     """
-    items = read_doc(tx, InboxDocument, conversation_id)["items"]
+    items = queued_items(tx, conversation_id)
     ids = {item["submission"] for item in items if item["mode"] != WRITE}
     unqueue(tx, conversation_id, ids)
     withdrawn: list[SubmissionRecord] = []

@@ -265,8 +265,10 @@ def offer_tools(tx: Tx, conversation_id: int, names: Sequence[str]) -> None:
     choice all tools of the selected extensions are offered already, so there is nothing to add: a
     tool does not bring its extension along.
     """
+    if not names:
+        return
     chosen = read_doc(tx, AgentDocument, conversation_id)["tools"]
-    if chosen is not None and names:
+    if chosen is not None:
         update_doc(tx, AgentDocument, conversation_id, tools=with_tools(chosen, names))
 
 

@@ -61,8 +61,10 @@ TEETH = (
     TurnTooth(
         name="put new input before what was queued",
         module="agent/_inbox.py",
-        find="start_run(tx, conversation_id, [*inbox, item])",
-        become="start_run(tx, conversation_id, [item, *inbox])",
+        find="run = start_run(tx, conversation_id, queued) "
+        "entry = say(tx, conversation_id, blocks)",
+        become="entry = say(tx, conversation_id, blocks)\n"
+        "        run = start_run(tx, conversation_id, queued)",
     ),
     TurnTooth(
         name="queue the newest first",
