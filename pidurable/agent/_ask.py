@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pidurable.agent._models import (
     Deferred,
     Done,
+    Model,
     ModelRequest,
     Models,
     StreamEvent,
@@ -43,17 +44,16 @@ moment is not to come back at one moment."""
 POLL_SECONDS_MIN = 1.0
 
 
-def no_model(models: Models | None, name: str | None) -> str | None:
-    """Why no model can be asked, or None."""
+def find_model(models: Models | None, name: str | None) -> Model | str:
+    """The model that can be asked, or why none can be."""
     if models is None:
         return NO_MODELS
     if name is None:
         return "no model is chosen for this conversation; configure one (provider/model)"
     try:
-        models.resolve(name)
+        return models.resolve(name)
     except NotFoundError as unknown:
         return str(unknown)
-    return None
 
 
 Opening = AbstractAsyncContextManager[AsyncIterator[StreamEvent]]

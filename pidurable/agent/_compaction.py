@@ -26,9 +26,9 @@ from pidurable.agent._ask import (
     NO_MODELS,
     cancel_deferred,
     deferred_too_long,
+    find_model,
     moment_after,
     next_try,
-    no_model,
     poll_at,
     stream_answer,
 )
@@ -152,9 +152,9 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 reason = f"what a hook gave is no summary: {problem}"
                 await self._fail(ctx, reason, "no_summary", context_tokens(context), window)
             return
-        missing = no_model(services.models, agent.model)
-        if missing is not None:
-            await self._fail(ctx, missing, "no_model", context_tokens(context), window)
+        found = find_model(services.models, agent.model)
+        if isinstance(found, str):
+            await self._fail(ctx, found, "no_model", context_tokens(context), window)
             return
         async with ctx.commit() as tx:
             show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from pidurable.agent._ask import no_model
+from pidurable.agent._ask import find_model
 from pidurable.agent._checkpoints import GenerationContext, Request, Tx
 from pidurable.agent._compaction_start import due
 from pidurable.agent._documents import InboxDocument, address_of
@@ -88,11 +88,9 @@ async def prepare_request(
     if turn > agent.turns_max:
         detail = f"the run has taken {agent.turns_max} turns, the most allowed"
         return Unanswerable(reason="turn_limit", detail=detail)
-    problem = no_model(services.models, agent.model)
-    if problem is not None:
-        return Unanswerable(reason="no_model", detail=problem)
-    model = agent.model
-    assert model is not None
+    model = find_model(services.models, agent.model)
+    if isinstance(model, str):
+        return Unanswerable(reason="no_model", detail=model)
     context = await session.context(conversation)
     if not context.asks_something:
         # A head, an edit, or an answer that somebody wrote has taken it away.
@@ -108,14 +106,12 @@ async def prepare_request(
     now_us = session.clock.now_us()
     sections = await render_sections(agent, env, now_us, told, ctx.report)
     message = difference(told, sections, agent.declarations, now_us)
-    assert services.models is not None
-    window = services.models.resolve(model).context_window
     return Prepared(
-        model=model,
+        model=model.name,
         thinking=agent.thinking,
         cutoff=context.cutoff,
         message=message,
-        compaction=due(session, conversation, context, window, message),
+        compaction=due(session, conversation, context, model.context_window, message),
     )
 
 

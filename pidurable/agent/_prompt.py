@@ -137,14 +137,14 @@ def difference(
     told: Told, sections: dict[str, str], tools: dict[str, ToolDeclaration], at_us: int
 ) -> SystemMessage | None:
     """What must be told now, or None."""
+    if told.sections == sections and told.tools == tools:
+        return None
     patch: dict[str, str | None] = {
         name: text for name, text in sections.items() if told.sections.get(name) != text
     }
     patch.update({name: None for name in told.sections if name not in sections})
     added = tuple(tool for name, tool in tools.items() if told.tools.get(name) != tool)
     removed = tuple(name for name in told.tools if name not in tools)
-    if not patch and not added and not removed:
-        return None
     return SystemMessage(sections=patch, tools_added=added, tools_removed=removed, at_us=at_us)
 
 

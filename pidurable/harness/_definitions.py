@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from pidurable.records._codec import Codec
 from pidurable.registry import Registry
 from pidurable.registry._hooks import InstalledHook
 from pidurable.registry._snapshot import RegistrySnapshot
@@ -20,17 +19,15 @@ from pidurable.tasks._definition import Task, definition_info
 class HarnessDefinitions:
     """The definitions, hooks and codec of one registry snapshot, with the built-in tasks."""
 
-    __slots__ = ("_built_in", "registry")
+    __slots__ = ("_built_in", "codec", "hooked", "registry")
 
     def __init__(
         self, built_in: Mapping[str, Task[Any, Any, Any]], registry: RegistrySnapshot
     ) -> None:
         self._built_in = built_in
         self.registry = registry
-
-    @property
-    def codec(self) -> Codec:
-        return self.registry.codec
+        self.codec = registry.codec
+        self.hooked = registry.hooked
 
     def definition(self, kind: str) -> Task[Any, Any, Any] | None:
         return self._built_in.get(kind) or self.registry.definition(kind)

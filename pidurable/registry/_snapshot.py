@@ -87,7 +87,10 @@ class RegistrySnapshot:
     _tools: dict[tuple[str, ...] | None, tuple[Tool[..., Any], ...]] = attrs.field(
         factory=dict, init=False, repr=False
     )
-    _hooked: frozenset[tuple[str, str]] = attrs.field(
+    _sections: dict[tuple[str, ...] | None, tuple[Section, ...]] = attrs.field(
+        factory=dict, init=False, repr=False
+    )
+    hooked: frozenset[tuple[str, str]] = attrs.field(
         default=attrs.Factory(_hooked_of, takes_self=True), init=False, repr=False
     )
     """Kind and name of every hook that any extension has."""
@@ -117,7 +120,7 @@ class RegistrySnapshot:
         Raises:
             ExtensionError: A wrapper raised for this selection.
         """
-        key = None if extensions is None else tuple(sorted(set(extensions)))
+        key = _selection(extensions)
         found = self._tools.get(key)
         if found is None:
             found = self._tools[key] = self._resolve_tools(extensions)
@@ -150,6 +153,13 @@ class RegistrySnapshot:
         Raises:
             ExtensionError: A wrapper raised for this selection.
         """
+        key = _selection(extensions)
+        found = self._sections.get(key)
+        if found is None:
+            found = self._sections[key] = self._resolve_sections(extensions)
+        return found
+
+    def _resolve_sections(self, extensions: Sequence[str] | None) -> tuple[Section, ...]:
         selected = list(self._selected(extensions))
         sections = _by_name(
             ((section.key, section) for part in selected for section in part.sections),
@@ -178,7 +188,7 @@ class RegistrySnapshot:
             extensions: Names; None stands for all.
         """
         kind = task_class if isinstance(task_class, str) else definition_info(task_class).name
-        if (kind, name) not in self._hooked:
+        if (kind, name) not in self.hooked:
             return ()
         return tuple(
             part.hooks[kind, name]
@@ -190,6 +200,11 @@ class RegistrySnapshot:
         if extensions is None:
             return self._installed
         return (part for part in self._installed if part.extension.name in extensions)
+
+
+def _selection(extensions: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The same for every way to name the same extensions."""
+    return None if extensions is None else tuple(sorted(set(extensions)))
 
 
 def freeze(definitions: dict[str, Task[Any, Any, Any]]) -> Mapping[str, Task[Any, Any, Any]]:

@@ -232,6 +232,9 @@ class TaskContext(Generic[InputT, CheckpointT, ResultT]):
             raise no_hooks(phase.info.name)
         if name not in phase.info.questions:
             raise InvalidArgumentError("name", unknown_hook(name, phase.info.questions))
+        if (phase.info.name, name) not in phase.snapshot.hooked:
+            # Whichever are selected, none of them has any.
+            return ()
         if phase.extensions is ...:
             host = self._runtime.host
             phase.extensions = None if host is None else host.extensions(phase.conversation_id)

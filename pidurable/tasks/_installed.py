@@ -6,7 +6,7 @@ A snapshot never changes. A registry publishes a new one; running work keeps wha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pidurable.records._codec import Codec
@@ -30,6 +30,11 @@ class Definitions(Protocol):
     @property
     def registry(self) -> RegistrySnapshot | None: ...
 
+    @property
+    def hooked(self) -> Collection[tuple[str, str]]:
+        """Kind and name of every hook that anything has."""
+        ...
+
     def hooks(
         self, kind: str, name: str, extensions: Sequence[str] | None
     ) -> Sequence[HookHandler]: ...
@@ -39,6 +44,7 @@ class StaticDefinitions:
     """Definitions without a registry: a fixed set, and no hooks."""
 
     registry = None
+    hooked: Collection[tuple[str, str]] = ()
 
     def __init__(self, definitions: Sequence[Task[Any, Any, Any]], codec: Codec) -> None:
         self.codec = codec

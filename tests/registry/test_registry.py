@@ -200,6 +200,33 @@ async def test_sections_are_overridden_and_wrapped_by_key(
     assert [await part.render(given) for part in registry.snapshot.sections(["a"])] == ["a", None]
 
 
+def test_the_sections_of_a_selection_are_wrapped_once(registry: Registry) -> None:
+    """However often a snapshot is asked for them; another publication wraps them anew."""
+    wrapped: list[str] = []
+
+    def note(render: Any) -> Any:
+        wrapped.append("x")
+        return render
+
+    registry.install(Extension("a", sections=[section("x", lambda _: "a")]))
+    registry.install(Extension("b", wraps=[wrap_section("x", note)]))
+    snapshot = registry.snapshot
+    wrapped.clear()
+
+    found = [snapshot.sections(names) for names in (["a", "b"], ["b", "a"], ("a", "b"))]
+
+    assert wrapped == ["x"]
+    assert [[each.key for each in sections] for sections in found] == [["x"]] * 3
+    assert [each.key for each in snapshot.sections(["a"])] == ["x"]
+    assert wrapped == ["x"]
+
+    registry.install(Extension("a", sections=[section("x", lambda _: "again")]))
+    wrapped.clear()
+    registry.snapshot.sections(["a", "b"])
+
+    assert wrapped == ["x"]
+
+
 def test_definitions_are_found_by_kind(registry: Registry) -> None:
     """A kind gives its definition; an unknown one gives nothing, and the nearest known name."""
     pay = make_task("shop.pay")
