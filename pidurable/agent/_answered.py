@@ -24,7 +24,7 @@ from pidurable.agent._checkpoints import (
 from pidurable.agent._documents import LiveDocument, add_usage, update_doc
 from pidurable.agent._round import begin_round, next_turn
 from pidurable.agent._tool_result import shown_blocks
-from pidurable.records._messages import AssistantMessage, Block
+from pidurable.records._messages import AssistantMessage, Block, ToolCallBlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,13 +66,14 @@ def store_answer(
 ) -> None:
     """The answer's entry, its usage, and what follows from it."""
     conversation = ctx.conversation_id
+    calls = answer.tool_calls
     # By the clock of the session, as all that is said in it; `Models` has none but its own.
     answer = _at(answer, tx.now_us())
     entry = tx.append(conversation, kind="pi.assistant", messages=[answer])
     add_usage(tx, conversation, answer.usage, model=answer.model)
-    if answer.tool_calls:
-        sequential = _is_sequential(services, ctx, answer)
-        begin_round(tx, ctx, answer, entry, offered, sequential=sequential)
+    if calls:
+        sequential = _is_sequential(services, ctx, calls)
+        begin_round(tx, ctx, calls, entry, offered, sequential=sequential)
     elif goes_on is not None:
         say(tx, conversation, shown_blocks(tx, goes_on))
         next_turn(tx, ctx, entry)
@@ -95,11 +96,10 @@ def _at(answer: AssistantMessage, at_us: int) -> AssistantMessage:
 
 
 def _is_sequential(
-    services: AgentServices, ctx: GenerationContext, answer: AssistantMessage
+    services: AgentServices, ctx: GenerationContext, calls: Sequence[ToolCallBlock]
 ) -> bool:
     """Whether the calls of an answer run one after the other: the host or a tool asks so."""
     if ctx.settings.sequential_tools:
         return True
-    agent = services.resolve(ctx.conversation_id)
-    called = [agent.tool(call.name) for call in answer.tool_calls]
-    return any(tool is not None and tool.sequential for tool in called)
+    sequential = services.resolve(ctx.conversation_id).sequential
+    return bool(sequential) and any(call.name in sequential for call in calls)

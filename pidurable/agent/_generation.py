@@ -310,6 +310,8 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
             following = await prepare_next(self._services, ctx)
 
         def decide(tx: Tx) -> None:
+            if missing:
+                close_round(tx, ctx.conversation_id, at.assistant)
             end_round(self._services, tx, ctx, at.assistant, outcome, unanswered, following)
 
         await commit_observed(ctx, observed, decide)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pidurable.agent._attempts import append_result, close_round, no_such_tool
+from pidurable.agent._attempts import append_result, no_such_tool
 from pidurable.agent._boundaries import (
     GenerationInput,
     end_run,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def begin_round(
     tx: Tx,
     ctx: GenerationContext,
-    answer: AssistantMessage,
+    calls: Sequence[ToolCallBlock],
     entry: int,
     offered: Collection[str],
     *,
@@ -60,7 +60,7 @@ def begin_round(
     Args:
         tx: The commit that stores the answer.
         ctx: The generation.
-        answer: Has calls.
+        calls: Those of the answer, in order.
         entry: The entry of the answer.
         offered: The names of the tools that the request declared.
         sequential: Create only the first one now, and each other one when the last has ended.
@@ -69,7 +69,7 @@ def begin_round(
     slots: list[Any] = []
     ids: list[int] = []
     queued: list[int] = []
-    for index, call in enumerate(answer.tool_calls):
+    for index, call in enumerate(calls):
         if call.name not in offered:
             ended = ("tool_unavailable", no_such_tool(call.name, offered))
             append_result(tx, conversation, (entry, index), call.name, ended)
@@ -210,7 +210,7 @@ def end_round(
     unanswered: Sequence[tuple[int, UserMessage]] = (),
     following: Prepared | None = None,
 ) -> None:
-    """Every call is terminal: close the round, and do what its results ask for.
+    """Every call is terminal and has its result: do what the results of the round ask for.
 
     A handoff counts for more than an end that is asked for beside it: work that somebody wants to
     go on with is not dropped. What the context had asked until then goes along with one.
@@ -225,7 +225,6 @@ def end_round(
         following: The request of the next turn, where it could be prepared already.
     """
     conversation = ctx.conversation_id
-    close_round(tx, conversation, assistant)
     offer_tools(tx, conversation, outcome.add_tools)
     if outcome.handoff is not None:
         _hand_off(services, tx, ctx, assistant, outcome.handoff, unanswered)

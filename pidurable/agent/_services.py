@@ -99,6 +99,11 @@ class Agent:
         return tuple(tool.name for tool in self.tools)
 
     @cached_property
+    def sequential(self) -> frozenset[str]:
+        """The names of the offered tools whose rounds run their calls one after the other."""
+        return frozenset(tool.name for tool in self.tools if tool.sequential)
+
+    @cached_property
     def selected(self) -> tuple[str, ...]:
         """The names of the selected extensions, in the order of installation."""
         names = self.snapshot.extensions

@@ -16,7 +16,7 @@ from pidurable.records._messages import AssistantMessage
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
 from pidurable.session._rows import stored_entry
 from pidurable.session._stubs import unknown_submission
-from pidurable.storage import Storage
+from pidurable.storage import Storage, SubmissionRow
 
 if TYPE_CHECKING:
     from pidurable.harness._open import Harness
@@ -77,6 +77,13 @@ class Submission:
             raise unknown_submission(self._harness.session.storage, self.id)
         return record
 
+    def _row(self) -> SubmissionRow:
+        """As stored: who waits for the end needs nothing of what was handed in."""
+        row = self._harness.session.submission_row(self.id)
+        if row is None:
+            raise unknown_submission(self._harness.session.storage, self.id)
+        return row
+
     async def withdraw(self) -> SubmissionRecord | None:
         """Take it back while it is still queued, so that it never reaches the model.
 
@@ -120,12 +127,12 @@ class Submission:
         harness, session = self._harness, self._harness.session
         while True:
             # Looked at before anything can cancel: with a timeout of 0 too.
-            record = self._record()
-            if record.status in ("done", "unanswered"):
+            row = self._row()
+            if row.status in ("done", "unanswered"):
                 answer = None
-                if record.answer is not None:
-                    answer = session.kept_entry(record.conversation_id, record.answer)
-                settled = settled_of(record, session.storage, session.codec, answer=answer)
+                if row.answer is not None:
+                    answer = session.kept_entry(row.conversation, row.answer)
+                settled = settled_of(row, session.storage, session.codec, answer=answer)
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return settled
             await harness.submission_changed(self.id)
@@ -133,12 +140,16 @@ class Submission:
 
 
 def settled_of(
-    record: SubmissionRecord, storage: Storage, codec: Codec, *, answer: Entry | None = None
+    record: SubmissionRecord | SubmissionRow,
+    storage: Storage,
+    codec: Codec,
+    *,
+    answer: Entry | None = None,
 ) -> Settled:
     """How a submission that has ended did so, with the text of its answer.
 
     Args:
-        record: The submission.
+        record: The submission, or the row of one.
         storage: Has the answer.
         codec: Reads it.
         answer: The entry that holds it, where it is at hand.
@@ -153,7 +164,7 @@ def settled_of(
                 text = message.text
     return Settled(
         id=record.id,
-        status=record.status,
+        status=record.status,  # type: ignore[arg-type]
         reason=record.reason,
         detail=record.detail,
         entry=record.entry,

@@ -61,7 +61,7 @@ from pidurable.session._submissions import Submissions
 from pidurable.session._transaction import Transaction
 from pidurable.session._watch import Watch
 from pidurable.session._writer import RETRY_SECONDS_MAX, RETRY_SECONDS_MIN, BatchWriter
-from pidurable.storage import Batch, EntryRow, HolderClaim, Op, Storage
+from pidurable.storage import Batch, EntryRow, HolderClaim, Op, Storage, SubmissionRow
 
 T = TypeVar("T")
 DocT = TypeVar("DocT")
@@ -392,6 +392,10 @@ class Session:
             return None
         value = _documents.migrated(definition, state.value, state.version)
         return self.codec.decode(value, definition.cls, path=f"$<{definition.name}>")
+
+    def submission_row(self, submission_id: int) -> SubmissionRow | None:
+        """As stored, for who needs nothing of its content."""
+        return self._submissions.row(submission_id)
 
     def submission(self, submission_id: int) -> SubmissionRecord | None:
         row = self._submissions.row(submission_id)
