@@ -16,6 +16,8 @@ What holds at all times:
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import os
 import threading
 import time
@@ -69,6 +71,8 @@ Durability = Literal["power", "process"]
 ResultT = TypeVar("ResultT")
 
 _PAGE_FRAME_BYTES = 4_096 + 24
+_op_of, _row_of = operator.itemgetter(0), operator.itemgetter(1)
+"""The two parts of a write."""
 _LEAKED: list[Any] = []
 """Handles of a parent process: closing one in a forked child would tamper with the store."""
 
@@ -426,25 +430,23 @@ class SqliteStorage(SqliteReads):
 
     def _write(self, writer: apsw.Connection, writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> None:
         """Send the writes in order; neighbours of one kind share a statement."""
+        # One cursor for all of them: the connection's own `execute` makes one for each.
+        cursor = writer.cursor()
         statements, exact = sql.WRITES, sql.EXACT
-        count, start = len(writes), 0
-        while start < count:
-            op, row = writes[start]
-            end = start + 1
-            while end < count and writes[end][0] == op:
-                end += 1
-            before = writer.total_changes() if op in exact else 0
-            if end - start == 1:
-                writer.execute(statements[op], row)
-            else:
-                writer.executemany(statements[op], [write[1] for write in writes[start:end]])
+        for op, group in itertools.groupby(writes, _op_of):
             if op in exact:
-                changed = writer.total_changes() - before
-                check(
-                    changed == end - start,
-                    f"{self._store}: {end - start} writes of {Op(op).name} changed {changed} rows",
-                )
-            start = end
+                rows = list(map(_row_of, group))
+                before = writer.total_changes()
+                cursor.executemany(statements[op], rows)
+                self._check_changed(op, len(rows), writer.total_changes() - before)
+            else:
+                cursor.executemany(statements[op], map(_row_of, group))
+
+    def _check_changed(self, op: Op, expected: int, changed: int) -> None:
+        """Refuse a batch that contradicts the store: each of its exact writes changes one row."""
+        if changed != expected:
+            problem = f"{expected} writes of {Op(op).name} changed {changed} rows"
+            raise InternalError(f"{self._store}: {problem}")
 
     def checkpoint(self, *, truncate: bool = False) -> int:
         """Move the log into the file; return how many pages the log holds after it.
