@@ -103,18 +103,14 @@ class _BlobStorage:
         return getattr(self._storage, name)
 
     def apply(self, batch: Batch) -> None:
-        writes: list[tuple[Op, tuple[Any, ...]]] | None = None
-        for place, (op, row) in enumerate(batch.writes):
-            columns = _MOVED.get(op)
-            large = None if columns is None else _large(row, columns)
-            if large:
-                if writes is None:
-                    writes = list(batch.writes[:place])
-                writes += ((Op.BLOB, blob) for blob in large.values())
-                row = _referring(row, large)
-            if writes is not None:
-                writes.append((op, row))
-        self._storage.apply(batch if writes is None else attrs.evolve(batch, writes=writes))
+        large = {
+            place: found
+            for place, (op, row) in enumerate(batch.writes)
+            if op in _MOVED and (found := _large(row, _MOVED[op]))
+        }
+        if large:
+            batch = attrs.evolve(batch, writes=_with_moved(batch.writes, large))
+        self._storage.apply(batch)
 
     def blob(self, sha256: str) -> bytes | None:
         data = self._storage.blob(sha256)
@@ -166,9 +162,14 @@ class _BlobStorage:
         return followed(cast("Storage", self), text, record)
 
 
-def _large(row: tuple[Any, ...], columns: tuple[int, ...]) -> dict[int, tuple[str, bytes]]:
-    """By column, the name and the bytes of what is moved."""
-    found: dict[int, tuple[str, bytes]] = {}
+_Write = tuple[Op, tuple[Any, ...]]
+_Large = dict[int, tuple[str, bytes]]
+"""By column, the name and the bytes of what is moved."""
+
+
+def _large(row: tuple[Any, ...], columns: tuple[int, ...]) -> _Large:
+    """What is moved of a row; usually nothing."""
+    found: _Large = {}
     for column in columns:
         text = row[column]
         if text is None or len(text) <= _SMALL_CHARACTERS:
@@ -185,7 +186,19 @@ def moved_blobs(op: Op, row: tuple[Any, ...]) -> list[str]:
     return [] if columns is None else [name for name, _ in _large(row, columns).values()]
 
 
-def _referring(row: tuple[Any, ...], large: dict[int, tuple[str, bytes]]) -> tuple[Any, ...]:
+def _with_moved(writes: Sequence[_Write], large: dict[int, _Large]) -> list[_Write]:
+    """The writes, with what is large in blobs before them, by the place of each that has some."""
+    moved: list[_Write] = []
+    for place, (op, row) in enumerate(writes):
+        found = large.get(place)
+        if found is not None:
+            moved += ((Op.BLOB, blob) for blob in found.values())
+            row = _referring(row, found)
+        moved.append((op, row))
+    return moved
+
+
+def _referring(row: tuple[Any, ...], large: _Large) -> tuple[Any, ...]:
     return tuple(
         f"@{large[column][0]}" if column in large else value for column, value in enumerate(row)
     )
