@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pidurable.agent._documents import LiveDocument, address_of
 from pidurable.records._checks import is_id
+from pidurable.session._participants import Participant
 
 if TYPE_CHECKING:
-    from pidurable.errors import SessionPoisonedError
     from pidurable.records._submissions import SubmissionRecord
     from pidurable.tasks._runtime import Runtime
     from pidurable.tasks._transaction import TreeTransaction
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ENDED = ("done", "unanswered")
 
 
-class AwaitedSubmissions:
+class AwaitedSubmissions(Participant):
     """What the tasks layer asks of submissions, and is told of them."""
 
     kind = "submission"
@@ -85,23 +85,8 @@ class AwaitedSubmissions:
 
     # --- participant ---------------------------------------------------------------------
 
-    def check_staged(self, tx: Any) -> None:
-        """Refuses nothing."""
-
-    def joined(self, tx: Any) -> None:
-        """Needs nothing of it."""
-
-    def reverted(self) -> None:
-        """Keeps nothing staged."""
-
     def committed(self, tx: Any) -> None:
         if tx.submissions:
             ended = [id for id, record in tx.submissions.items() if record.status in _ENDED]
             if ended:
                 self._runtime.settled(ended)
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """Nobody waits here in memory."""
-
-    def refusing(self, refusing: bool) -> None:
-        """The scheduler reports it."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pidurable.agent._documents import AgentDocument, address_of, update_doc
+from pidurable.session._participants import Participant
 
 if TYPE_CHECKING:
-    from pidurable.errors import SessionPoisonedError
     from pidurable.tasks._runtime import Runtime
 
 
-class OwnedAgents:
+class OwnedAgents(Participant):
     """Copies agents in the commits that make owned conversations."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -33,18 +33,3 @@ class OwnedAgents:
             above = tx.doc_value(address_of(AgentDocument, owner.conversation))
             if above is not None:
                 update_doc(tx, AgentDocument, made.id, **above)
-
-    def joined(self, tx: Any) -> None:
-        """Needs nothing of it."""
-
-    def reverted(self) -> None:
-        """Keeps nothing staged."""
-
-    def committed(self, tx: Any) -> None:
-        """Keeps nothing in memory."""
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """Nobody waits here."""
-
-    def refusing(self, refusing: bool) -> None:
-        """The scheduler reports it."""

@@ -72,13 +72,13 @@ from pidurable.records import _json
 from pidurable.records._checks import check_name, check_text, is_id
 from pidurable.session import _documents
 from pidurable.session._documents import Address
+from pidurable.session._participants import Participant
 from pidurable.session._transaction import PRINCIPAL_CHARACTERS_MAX
 from pidurable.tasks._tree import COMPLETING, WAITING, Node
 from pidurable.tasks._tree_transaction import TreeTransaction, to_us
 
 if TYPE_CHECKING:
     from pidurable.agent._services import AgentServices
-    from pidurable.errors import SessionPoisonedError
     from pidurable.tasks._runtime import Runtime
 
 
@@ -103,7 +103,7 @@ def has_returned_above(tx: TreeTransaction, task: int) -> bool:
     return False
 
 
-class Permissions:
+class Permissions(Participant):
     """The requests of a session: which are open, deciding them, and tasks that wait for them.
 
     A participant, and one of the kinds that tasks can wait for.
@@ -362,9 +362,6 @@ class Permissions:
 
     # --- participant ---------------------------------------------------------------------
 
-    def check_staged(self, tx: Any) -> None:
-        """Refuses nothing."""
-
     def joined(self, tx: Any) -> None:
         """Know what it opens, for the commits that follow it before it is stored."""
         for address, state in tx.docs.items():
@@ -393,9 +390,3 @@ class Permissions:
             settled.append(id)
         if settled:
             self._runtime.settled(settled)
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """Nobody waits here in memory."""
-
-    def refusing(self, refusing: bool) -> None:
-        """The scheduler reports it."""

@@ -42,6 +42,7 @@ from pidurable.records._limits import Settings
 from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
 from pidurable.registry import Registry
 from pidurable.session._document_watch import DocumentView
+from pidurable.session._participants import Participant
 from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
 from pidurable.session._session import Session
 from pidurable.session._stubs import unknown_submission
@@ -66,7 +67,7 @@ _DRAIN_LOOK_SECONDS = 0.02
 
 
 @final
-class Harness(PermissionCalls, OverviewCalls):
+class Harness(PermissionCalls, OverviewCalls, Participant):
     """An open session with its scheduler. Obtained from `open_harness`."""
 
     def __init__(
@@ -569,15 +570,6 @@ class Harness(PermissionCalls, OverviewCalls):
 
     # --- participant ---------------------------------------------------------------------
 
-    def check_staged(self, tx: Any) -> None:
-        """Refuses nothing."""
-
-    def joined(self, tx: Any) -> None:
-        """Needs nothing of it."""
-
-    def reverted(self) -> None:
-        """Keeps nothing staged."""
-
     def committed(self, tx: Any) -> None:
         for id in tx.submissions:
             for event in self._waiting.pop(id, ()):
@@ -586,9 +578,6 @@ class Harness(PermissionCalls, OverviewCalls):
 
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.release()
-
-    def refusing(self, refusing: bool) -> None:
-        """The scheduler reports it."""
 
     def release(self) -> None:
         """Wake whoever waits: the session ends."""

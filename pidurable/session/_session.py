@@ -41,6 +41,7 @@ from pidurable.session._documents import Address, DocState
 from pidurable.session._forks import CONVERSATION_SCOPE, policies_of
 from pidurable.session._history import Transcripts
 from pidurable.session._line import CommitLine
+from pidurable.session._participants import Participants
 from pidurable.session._reads import guarded_reads
 from pidurable.session._removals import Removal, Removals, removed_hint
 from pidurable.session._rows import (
@@ -56,7 +57,7 @@ from pidurable.session._seams import (
     logger,
 )
 from pidurable.session._service import Services
-from pidurable.session._staged import Participant, Staged
+from pidurable.session._staged import Staged
 from pidurable.session._submissions import Submissions
 from pidurable.session._transaction import Transaction
 from pidurable.session._watch import Watch
@@ -102,7 +103,7 @@ class Session:
         self.randomness = randomness
         self.failpoints = failpoints
         self.codec = codec
-        self.participants: list[Participant] = []
+        self.participants = Participants()
         self.raw_storage = storage
         """The storage that shows what is stored as it is, with references instead of what is large.
         """
@@ -515,8 +516,8 @@ class Session:
         self._staged.add(draft)
         if draft.removal is not None:
             self.removals.joined(draft.removal)
-        for participant in self.participants:
-            participant.joined(draft)
+        for joined in self.participants.joined:
+            joined(draft)
 
     def adopt(self, drafts: list[Transaction]) -> None:
         self._staged.clear()
@@ -537,8 +538,8 @@ class Session:
                 self._submissions.publish(tx)
             if tx.removal is not None:
                 self._forget(tx.seq, tx.removal)
-            for participant in participants:
-                participant.committed(tx)
+            for committed in participants.committed:
+                committed(tx)
         self.removals.settled()
         self._services.stored(rows)
 

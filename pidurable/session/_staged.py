@@ -1,46 +1,17 @@
-"""What takes part in the commits of a session, and what the open batch has staged so far."""
+"""What the accepted bodies of the open batch have staged so far."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pidurable.errors import SessionPoisonedError
 from pidurable.records._entries import Conversation, Entry
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._documents import Address, DocState
 
 if TYPE_CHECKING:
     from pidurable.session._transaction import Transaction
-
-
-class Participant(Protocol):
-    """What stands on the session: the scheduler, the agent layer's settlement, watches."""
-
-    def check_staged(self, tx: Any) -> None:
-        """On the line after a body: may refuse the commit (by raising) or add writes to it."""
-        ...
-
-    def joined(self, tx: Any) -> None:
-        """The commit was accepted: later bodies of this batch see it."""
-        ...
-
-    def committed(self, tx: Any) -> None:
-        """The commit is durable and published. Synchronous, must not fail."""
-        ...
-
-    def reverted(self) -> None:
-        """The batch failed: drop what was staged."""
-        ...
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """The session serves nothing more."""
-        ...
-
-    def refusing(self, refusing: bool) -> None:
-        """The storage has begun or stopped to refuse."""
-        ...
 
 
 @attrs.define(eq=False)

@@ -81,8 +81,8 @@ class Transaction(ForkWork):
             # The body swallowed a failed read; what it decided stands on nothing.
             raise self.broken
         self.compare_drafts()
-        for participant in self._session.participants:
-            participant.check_staged(self)
+        for check_staged in self._session.participants.check_staged:
+            check_staged(self)
         # Last, as the participants may change documents too.
         self.seal_documents()
         if self.broken is not None:

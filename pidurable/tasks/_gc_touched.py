@@ -15,12 +15,12 @@ import trio
 
 from pidurable.records import _codec, _json, _patch
 from pidurable.session._blobs import moved_blobs
+from pidurable.session._participants import Participant
 from pidurable.storage import ConversationRow, EntryRow, Op, SubmissionRow, TaskRow
 from pidurable.tasks._gc_blobs import DIGITS, take_out_quickly
 from pidurable.tasks._gc_trees import Tree
 
 if TYPE_CHECKING:
-    from pidurable.errors import SessionPoisonedError
     from pidurable.session._documents import DocChange
     from pidurable.session._session import Session
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _BUSY_SECONDS = 1.0
 
 
-class Touched:
+class Touched(Participant):
     """A participant of the line, for as long as a collection lasts."""
 
     def __init__(self, session: Session) -> None:
@@ -77,9 +77,6 @@ class Touched:
         return tree.has_any(self._touched) or tree.has_any(self._staged)
 
     # --- participant ---------------------------------------------------------------------
-
-    def check_staged(self, tx: Any) -> None:
-        """Refuses nothing."""
 
     def joined(self, tx: Any) -> None:
         if tx.removal is not None:
@@ -155,9 +152,3 @@ class Touched:
 
     def reverted(self) -> None:
         self._staged.clear()
-
-    def poisoned(self, error: SessionPoisonedError) -> None:
-        """Whoever collects is told by the line."""
-
-    def refusing(self, refusing: bool) -> None:
-        """Whoever collects is told by the line."""

@@ -19,6 +19,7 @@ from pidurable.errors import (
 )
 from pidurable.records._codec import Codec
 from pidurable.records._tasks import ErrorInfo, Outcome
+from pidurable.session._participants import Participant
 from pidurable.session._seams import Blocking, ThreadBlocking, logger
 from pidurable.session._session import Session
 from pidurable.storage import Op
@@ -59,7 +60,7 @@ CODE_BLOCKS = frozenset(
 Settlement = Callable[[TreeTransaction, Node, str, ErrorInfo | None], None]
 
 
-class Runtime(SessionTree):
+class Runtime(SessionTree, Participant):
     """Tasks of one session."""
 
     def __init__(self, session: Session, *, snapshot: Callable[[], Definitions]) -> None:
@@ -94,7 +95,7 @@ class Runtime(SessionTree):
         """Which tasks it was said of why they are blocked: kind, reason, both versions."""
         self._looked_at: Definitions = snapshot()
         """The definitions when blocked tasks were last looked at."""
-        session.participants.insert(0, self)
+        session.participants.put_first(self)
 
     # --- commits -------------------------------------------------------------------------
 
@@ -185,9 +186,6 @@ class Runtime(SessionTree):
         await self.commit(lambda tx: tx.resume_task(task_id))
 
     # --- participant ---------------------------------------------------------------------
-
-    def check_staged(self, tx: Any) -> None:
-        """Nothing to refuse here: transactions check themselves against the staged tree."""
 
     def joined(self, tx: Any) -> None:
         if not isinstance(tx, TreeTransaction):

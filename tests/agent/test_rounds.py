@@ -31,6 +31,7 @@ from pidurable.records._messages import (
     UserMessage,
 )
 from pidurable.registry import Tool, ToolCall, section, tool
+from pidurable.session._participants import Participant
 
 
 class Order:
@@ -111,11 +112,8 @@ async def test_the_next_call_of_a_sequential_round_writes_its_own_slot_alone(
     world.install(odd_tool(speak))
     ops: list[dict[str, Any]] = []
 
-    class Written:
+    class Written(Participant):
         """Keeps the operations on `pi.live`, in published commits."""
-
-        def __getattr__(self, _: str) -> Any:
-            return lambda *_: None
 
         def committed(self, tx: Any) -> None:
             for change in tx.doc_changes:

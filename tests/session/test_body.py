@@ -171,7 +171,8 @@ def test_ctrl_c_while_publishing_leaves_no_half() -> None:
 
     async def main(session: Session, conversation: int) -> None:
         recorder.on_committed = interrupt
-        session.participants += [recorder, late := Recorder()]
+        session.participants.append(recorder)
+        session.participants.append(late := Recorder())
         await commit_note(session, conversation, "whole")
         assert recorder.names() == late.names() == ["joined", "committed"]
 

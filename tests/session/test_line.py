@@ -37,6 +37,7 @@ from pidurable.errors import (
     TransactionClosedError,
 )
 from pidurable.records._limits import BATCH_BODIES_MAX, Settings
+from pidurable.session._participants import Participant
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Batch, MemoryStorage
@@ -547,7 +548,8 @@ async def test_a_participant_that_cannot_revert_poisons_and_lets_nobody_wait() -
             def poisoned(self, error: SessionPoisonedError) -> None:
                 raise LookupError("nothing to poison")
 
-        session.participants += [Broken(), behind]
+        session.participants.append(Broken())
+        session.participants.append(behind)
         conversation = await new_conversation(session)
         storage.add(Fault.refuse(times=1))
         errors: list[SessionPoisonedError] = []
@@ -669,16 +671,43 @@ async def test_a_bug_of_a_participant_poisons(where: str, monkeypatch: pytest.Mo
     """A participant that raises where it must not poisons the session, and hangs nobody."""
     async with open_test_session(MemoryStorage()) as session:
         recorder = Recorder()
-        session.participants.append(recorder)
 
         def bug(tx: Any) -> None:
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(recorder, where, bug)
+        session.participants.append(recorder)
         with pytest.raises(SessionPoisonedError, match="a bug"):
             await new_conversation(session)
         with pytest.raises(SessionPoisonedError, match="a bug"):
             await new_conversation(session)
+
+
+async def test_participants_are_asked_in_order_as_long_as_they_take_part() -> None:
+    """Each where it has something to do; who is put first is asked first, who left never again."""
+    asked: list[str] = []
+
+    class Named(Participant):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def committed(self, tx: Any) -> None:
+            asked.append(self.name)
+
+    class Refuses(Named):
+        def check_staged(self, tx: Any) -> None:
+            asked.append(f"{self.name} checks")
+
+    async with open_test_session(MemoryStorage()) as session:
+        session.participants.append(Named("second"))
+        session.participants.append(leaves := Refuses("leaves"))
+        session.participants.put_first(Refuses("first"))
+        await new_conversation(session)
+        assert asked == ["first checks", "leaves checks", "first", "second", "leaves"]
+        asked.clear()
+        session.participants.remove(leaves)
+        await new_conversation(session)
+        assert asked == ["first checks", "first", "second"]
 
 
 async def test_a_participant_may_refuse_a_commit() -> None:

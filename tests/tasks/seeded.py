@@ -104,4 +104,5 @@ def plant(
 def unwatched(world: World) -> None:
     """Leave out the recount of the whole tree after every batch; it is quadratic in the size."""
     participants = world.rt.session.participants
-    participants[:] = [each for each in participants if not isinstance(each, Watcher)]
+    for watcher in [each for each in participants if isinstance(each, Watcher)]:
+        participants.remove(watcher)

@@ -141,7 +141,7 @@ async def opened(
     }
     async with open_harness(store, **{**defaults, **options}) as harness:
         if acks is not None:
-            harness.session.participants.insert(0, _Acknowledging(acks))
+            harness.session.participants.put_first(_Acknowledging(acks))
         yield harness
 
 
