@@ -26,10 +26,11 @@ from pidurable.cli._outside import holding, waiting_commands
 from pidurable.cli._plan import Plan, make_plan
 from pidurable.cli._render import clean_line
 from pidurable.cli._run_end import (
-    held_back,
     report,
     say_asked,
     say_stuck,
+    so_far,
+    tell_unended,
     waits_for_others,
 )
 from pidurable.cli._run_outside import Handed, run_outside
@@ -51,7 +52,7 @@ from pidurable.harness._client import open_client
 from pidurable.harness._conversation import Conversation
 from pidurable.harness._open import Harness
 from pidurable.harness._reader import Reader, open_reader
-from pidurable.harness._submission import Settled, Submission
+from pidurable.harness._submission import Settled, Submission, settled_of
 from pidurable.records._commands import drawn_key
 from pidurable.records._entries import Entry
 from pidurable.registry import Registry
@@ -317,6 +318,8 @@ HandIn = Callable[[], Awaitable[list[Submission]]]
 class _End:
     """How the wait ended; the first that happens decides."""
 
+    handed: list[Submission] | None = None
+    """What was handed in; None before it is known."""
     settled: list[Settled] = attrs.Factory(list)
     code: Exit | None = None
     asks: bool = False
@@ -350,8 +353,6 @@ async def _see_through(
         first(lambda: _finish(host, options, harness, root, hand_in, end, interrupts, resumed))
         first(lambda: _leave_in_order(host, harness, interrupts))
         first(lambda: _notice_stuck(host, options, harness, end))
-    if end.code is not None:
-        return end.code
 
     async def entries(settled: Settled) -> list[Entry]:
         record = harness.session.submission(settled.id)
@@ -363,7 +364,15 @@ async def _see_through(
             limit=ENTRIES_MAX,
         )
 
-    return await report(host, options, end.settled, entries, single=not resumed)
+    if end.code is None:
+        return await report(host, options, end.settled, entries, single=not resumed)
+    stands, session = None, harness.session
+    if end.handed is not None:
+        # Not by its handle, which tells nobody how it stands once the harness was drained.
+        records = [session.submission(each.id) for each in end.handed]
+        stands = [settled_of(each, session.storage, session.codec) for each in records if each]
+    await tell_unended(host, stands, entries, detail="left before anything is known to be stored")
+    return end.code
 
 
 async def _finish(
@@ -388,7 +397,8 @@ async def _finish(
         harness.start()
         timeout = float("inf") if options.timeout is None else options.timeout
         with trio.move_on_after(timeout) as scope:
-            for submission in await hand_in():
+            end.handed = await hand_in()
+            for submission in end.handed:
                 end.settled.append(await _settled_or_held(harness, submission))
             if resumed:
                 await harness.wait_for_idle()
@@ -445,7 +455,7 @@ async def _settled_or_held(harness: Harness, submission: Submission) -> Settled:
                 if record.status != "queued":
                     break
                 if conversation.live()["run"] is None:
-                    return held_back(record)
+                    return so_far(record)
     return await submission.wait()
 
 

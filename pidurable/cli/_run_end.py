@@ -22,7 +22,14 @@ from pidurable.records._messages import AssistantMessage, Usage
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.records._tasks import TaskRecord
 
-__all__ = ["held_back", "report", "say_asked", "say_stuck", "waits_for_others"]
+__all__ = [
+    "report",
+    "say_asked",
+    "say_stuck",
+    "so_far",
+    "tell_unended",
+    "waits_for_others",
+]
 
 BLOCKED_SHOWN_MAX = 20
 
@@ -30,16 +37,16 @@ EntriesOf = Callable[[Settled], Awaitable[list[Entry]]]
 """Reads the entries of a run, from behind its input to its answer."""
 
 
-def held_back(record: SubmissionRecord) -> Settled:
-    """How it stands with input that is queued while nothing is left to place it."""
+def so_far(record: SubmissionRecord) -> Settled:
+    """How it stands with input that has not ended: queued, or placed and being answered."""
     return Settled(
         id=record.id,
-        status="queued",
-        reason=None,
-        detail=None,
-        entry=None,
-        answer=None,
-        run=None,
+        status=record.status,
+        reason=record.reason,
+        detail=record.detail,
+        entry=record.entry,
+        answer=record.answer,
+        run=record.run,
         answer_text="",
     )
 
@@ -116,8 +123,7 @@ async def report(
     """Write the answers to stdout and say by the exit code how it went."""
     codes = [_code(each) for each in settled]
     if host.events:
-        results = [{"type": "result", **await _settled_json(entries, each)} for each in settled]
-        host.out_events(results)
+        host.out_events([await _result(entries, each) for each in settled])
     elif options.output == "json":
         found = [await _settled_json(entries, each) for each in settled]
         host.out_json(found[0] if single else {"submissions": found})
@@ -139,6 +145,32 @@ async def report(
     if not settled:
         host.err("done: no task is live any more")
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
+
+
+async def tell_unended(
+    host: Host, settled: Sequence[Settled] | None, entries: EntriesOf, *, detail: str = ""
+) -> None:
+    """Tell a program that reads events how it stands, where nobody waits for the end any more.
+
+    Args:
+        host: Of the command.
+        settled: All that was handed in, ended or not; None where nothing was, as far as is known.
+        entries: Reads what a run has said.
+        detail: Why there is no more to tell, where nothing was handed in.
+    """
+    if not host.events:
+        return
+    if settled is None:
+        nothing = dict.fromkeys(("submission", "run", "status", "text", "reason"))
+        results = [{"type": "result", **nothing, "detail": detail, "usage": encode_usage(Usage())}]
+    else:
+        results = [await _result(entries, each) for each in settled]
+    host.out_events(results)
+
+
+async def _result(entries: EntriesOf, settled: Settled) -> dict[str, Any]:
+    """The last event of each submission."""
+    return {"type": "result", **await _settled_json(entries, settled)}
 
 
 def _code(settled: Settled) -> Exit:

@@ -20,10 +20,11 @@ from pidurable.cli._options import Options
 from pidurable.cli._outside import live_holder, say_who_is_asked, take_back
 from pidurable.cli._render import clean_line
 from pidurable.cli._run_end import (
-    held_back,
     report,
     say_asked,
     say_stuck,
+    so_far,
+    tell_unended,
     waits_for_others,
 )
 from pidurable.cli._sessions import store_exists
@@ -54,13 +55,16 @@ class Handed:
     """Of the command: it counts once, however often and to whomever it is handed in."""
     begun: bool = False
     """Whether it may have been handed in already."""
+    submission: int | None = None
+    """What became of it, once that is known."""
 
     async def submit(self, client: Client, timeout: float | None) -> int:  # noqa: ASYNC109
         """Hand it in, or wait for the answer if that was done, and return the submission."""
         self.begun = True
-        return await client.submit(
+        self.submission = await client.submit(
             self.prompt, request_id=self.request_id, key=self.key, timeout=timeout
         )
+        return self.submission
 
 
 async def run_outside(
@@ -147,7 +151,7 @@ class _Follow:
             if looks % LOOKS_PER_QUESTION == 0:
                 live = await reader.live(record.conversation_id)
                 if record.status == "queued" and (live or {}).get("run") is None:
-                    return await self._report(held_back(record))
+                    return await self._report(so_far(record))
                 requests = await reader.permissions(record.conversation_id)
                 for request in requests:
                     if request.id not in told:
@@ -168,10 +172,12 @@ class _Follow:
                 if stuck >= 2:
                     say_stuck(host, blocked)
                     say_asked(host, self.options, requests, goes_on=self._goes_on())
+                    await self._tell_unended()
                     return Exit.PARKED
             if timeout is not None and trio.current_time() - started >= timeout:
                 host.err(str(WaitTimeoutError("the answer", timeout)), "yellow")
                 host.err(f"  next: {self._goes_on()}")
+                await self._tell_unended()
                 return Exit.TIMED_OUT
             await trio.sleep(LOOK_SECONDS)
 
@@ -183,14 +189,23 @@ class _Follow:
     async def _newer(self, conversation_id: int, after: int) -> list[Entry]:
         return await self.client.reader.entries(conversation_id, after=after, limit=ENTRIES_AT_ONCE)
 
-    async def _report(self, settled: Settled) -> int:
-        async def entries(settled: Settled) -> list[Entry]:
-            record = await self.client.reader.submission(settled.id)
-            found = await self._newer(record.conversation_id, settled.entry or 0)
-            last = settled.answer
-            return [entry for entry in found if last is None or entry.id <= last]
+    async def _entries(self, settled: Settled) -> list[Entry]:
+        record = await self.client.reader.submission(settled.id)
+        found = await self._newer(record.conversation_id, settled.entry or 0)
+        last = settled.answer
+        return [entry for entry in found if last is None or entry.id <= last]
 
-        return await report(self.host, self.options, [settled], entries, single=True)
+    async def _report(self, settled: Settled) -> int:
+        return await report(self.host, self.options, [settled], self._entries, single=True)
+
+    async def _tell_unended(self, nothing: str = "") -> None:
+        settled, id = None, self.handed.submission
+        if id is not None:
+            record = await self.client.reader.submission(id)
+            settled = [so_far(record)]
+            if record.status in ("done", "unanswered"):
+                settled = [await self.client.wait_for_submission(id, timeout=0)]
+        await tell_unended(self.host, settled, self._entries, detail=nothing)
 
     async def _until_gone(self) -> None:
         # It may die without a word, so there is nothing that could tell us.
@@ -201,8 +216,11 @@ class _Follow:
     async def _leave(self) -> int:
         """On the first signal: take back what nobody has begun, leave the rest to the holder."""
         if await take_back(self.client, self.handed.key):
-            self.host.err("taken back: nothing was handed in")
+            nothing = "taken back: nothing was handed in"
+            self.host.err(nothing)
         else:
+            nothing = "left before anything is known to be stored"
             self.host.err(f"left; {self._goes_on()}")
             self.host.say("  next: `pidurable conversation log` shows how far it came")
+        await self._tell_unended(nothing)
         return Exit.INTERRUPTED

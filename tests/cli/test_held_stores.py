@@ -214,6 +214,7 @@ class Impatient:
         ("task", "abort", "10", "--yes"),
         ("gc", "--older-than", "0s", "--yes"),
         ("run", "hi"),
+        ("run", "hi", "--events"),
     ],
 )
 async def test_ctrl_c_takes_back_what_the_holder_has_not_begun(
@@ -241,6 +242,10 @@ async def test_ctrl_c_takes_back_what_the_holder_has_not_begun(
     assert got[0].code == 130, got[0].err
     assert "taken back: nothing was" in got[0].err
     assert left == []
+    if "--events" in argv:
+        told = json.loads(got[0].out)
+        assert (told["type"], told["submission"], told["status"]) == ("result", None, None)
+        assert told["detail"] == "taken back: nothing was handed in"
 
 
 @pytest.mark.parametrize("argv", [("task", "signal", "12", "go"), ("run", "hi")])
@@ -413,8 +418,11 @@ async def test_whoever_does_not_wait_is_not_promised_that_the_holder_stays(
     store = tmp_path / "s.sqlite"
     async with held(store, Step(text="x", delay=600)) as harness:
         await harness.root(agent=AgentChange(model=MODEL))
-        run = ("run", "hi", "--store", str(store), "--timeout", "2")
+        run = ("run", "hi", "--store", str(store), "--timeout", "2", "--events")
         (found,) = await beside(lambda: command(*run))
 
     assert found.code == 8
     assert f"it goes on in process {os.getpid()} while that runs, then by" in found.err
+    told = json.loads(found.out.splitlines()[-1])
+    assert (told["type"], told["submission"], told["status"]) == ("result", 3, "placed")
+    assert (told["run"], told["text"]) == (4, None)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 from pidurable import ExtensionLoader, Registry, open_harness
+from pidurable.cli import _run
 from pidurable.cli._options import Sources, resolve_options
 from pidurable.cli._plan import Plan, PlanItem
 from pidurable.cli._run import NOTICE
+from pidurable.cli._signals import Interrupts
 from pidurable.session._seams import Failpoints
 
 
@@ -134,6 +139,50 @@ def test_events_are_json_lines_and_the_last_is_the_result(command, script) -> No
     assert told[-1]["status"] == "done"
     assert told[-1]["text"].startswith("It is ")
     assert "run 4 began" in found.err
+
+
+class PressAt(Failpoints):
+    """Presses Ctrl-C at the first passing of a point."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name = name
+        self.caught: list[tuple[Interrupts, trio.lowlevel.TrioToken]] = []
+        monkeypatch.setattr(_run, "catch_interrupts", self._catch)
+
+    @contextmanager
+    def _catch(self, resume_command: str) -> Iterator[Interrupts]:
+        interrupts = Interrupts(resume_command=resume_command)
+        self.caught.append((interrupts, trio.lowlevel.current_trio_token()))
+        yield interrupts
+
+    def hit(self, name: str) -> None:
+        if name == self.name and self.caught[-1][0].first is None:
+            self.caught[-1][0].on_signal(signal.SIGINT, self.caught[-1][1])
+
+
+def test_the_last_event_tells_how_it_stands_when_a_person_has_left(
+    command, script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C a program learns that its prompt is placed, in which run, and what was spent."""
+    argv = ("run", "do it", "--script", str(script), "--events")
+    found = command(*argv, failpoints=PressAt("CP2", monkeypatch))
+    told = [json.loads(line) for line in found.out.splitlines()]
+    usage = told[-1].pop("usage")
+    resumed = command("resume")
+
+    assert found.code == 130
+    assert "run_end" not in [each["type"] for each in told]
+    assert told[-1] == {
+        "type": "result",
+        "submission": 3,
+        "run": 4,
+        "status": "placed",
+        "text": None,
+        "reason": None,
+        "detail": None,
+    }
+    assert usage["requests"] == 1
+    assert (resumed.code, resumed.out) == (0, "It is done.\n")
 
 
 def test_the_next_prompt_goes_on_in_the_same_conversation(command, script, tmp_path) -> None:
