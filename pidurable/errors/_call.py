@@ -68,6 +68,12 @@ class InvalidArgumentError(PidurableError, ValueError):
         return f"{self.argument}: {self.problem}{seen}"
 
 
+_FOUND_BY_ID = frozenset(
+    {"conversation", "grant", "permission request", "submission", "task", "task or conversation"}
+)
+_NO_ID = "An id is expected: a whole number, as `.id` of its record is."
+
+
 @attrs.define(eq=False)
 class NotFoundError(PidurableError, LookupError):
     """This session has no such thing (or it belongs to somebody else)."""
@@ -79,7 +85,11 @@ class NotFoundError(PidurableError, LookupError):
     """What has none; there may be one elsewhere."""
 
     def __str__(self) -> str:
-        tail = f" {self.hint}" if self.hint else ""
+        hint = self.hint
+        if not hint and self.kind in _FOUND_BY_ID and not str(self.id).lstrip("-").isdecimal():
+            # Whoever gave the record itself, which may well be there, learns nothing from "has no".
+            hint = _NO_ID
+        tail = f" {hint}" if hint else ""
         return f"{self.place} has no {self.kind} {self.id}.{tail}"
 
 

@@ -136,6 +136,9 @@ async def test_unknown_and_finished_requests_cannot_be_decided(autojump_clock: M
         for id in (request.task, request.conversation, 10**9, 0, -1, True, None, "1"):
             with pytest.raises(NotFoundError, match="permission request"):
                 await harness.decide(id, Once())  # type: ignore[arg-type]
+        for given in (harness.decide(request, Once()), harness.revoke(request)):  # type: ignore[arg-type]
+            with pytest.raises(NotFoundError, match="An id is expected: a whole number"):
+                await given
         with pytest.raises(InvalidArgumentError, match="the request is about a call"):
             await harness.decide(request.id, Rerun())
         with pytest.raises(NotFoundError, match="permission request"):

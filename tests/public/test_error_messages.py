@@ -15,6 +15,14 @@ import trio
 from pidurable import errors
 from pidurable.errors import PidurableError, check
 
+
+@attrs.frozen(kw_only=True)
+class Given:
+    """A record in the place of its id."""
+
+    id: int
+
+
 CLASSES = [
     value
     for _, value in sorted(vars(errors).items())
@@ -74,6 +82,9 @@ EXAMPLES: dict[str, list[PidurableError]] = {
     "NotAStoreError": [errors.NotAStoreError("notes.txt", "it is no SQLite file")],
     "NotFoundError": [
         errors.NotFoundError("conversation", 9),
+        errors.NotFoundError("grant", "-9"),
+        errors.NotFoundError("permission request", errors.show(Given(id=12))),
+        errors.NotFoundError("entry", "'first'"),
         errors.NotFoundError("entry", 9, "See 1.", place="conversation 2"),
     ],
     "NotJsonError": [
