@@ -41,7 +41,7 @@ import attrs
 import trio
 
 from pidurable.agent._catalogue import Model, ModelInfo, Prices, lookup
-from pidurable.agent._silence import Waiting
+from pidurable.agent._silence import Waiting, silences
 from pidurable.errors import (
     InvalidArgumentError,
     MissingExtraError,
@@ -321,8 +321,6 @@ class _DeltaCleaner:
 
 
 def _storable(value: JsonValue, otherwise: Callable[[], JsonValue]) -> JsonValue:
-    if value is None:
-        return None
     try:
         return check_json(value, "$")
     except NotJsonError:
@@ -333,7 +331,9 @@ _SPOKEN = (TextBlock, ThinkingBlock)
 
 
 def _clean_block(block: Block) -> Block:
-    opaque = _storable(block.opaque, lambda: None)
+    opaque = block.opaque
+    if opaque is not None:
+        opaque = _storable(opaque, lambda: None)
     if isinstance(block, ToolCallBlock):
         # Arguments that cannot be stored are kept as text for the model to see its mistake.
         arguments = block.arguments
@@ -352,6 +352,8 @@ def _clean_block(block: Block) -> Block:
 
 def _clean_count(value: object) -> int:
     """Return a count that a provider gave; what is no sensible number counts as 0."""
+    if type(value) is int and 0 <= value <= _COUNT_MAX:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     if not math.isfinite(value) or not 0 <= value <= _COUNT_MAX:
@@ -494,15 +496,18 @@ class Models:
             NotFoundError: No such provider, or its list has no such model; the hint names the
                 nearest one.
         """
+        found = self._known.get(name)
+        if found is not None and found.provider not in self._listers:
+            # A list may have changed since it was asked; what else is known of a model stays.
+            return found
         _, model_id = self._find(name)
         prefix = name.partition("/")[0]
         lister = self._listers.get(prefix)
         if lister is not None and not lister.has_model(model_id):
             known = [f"{prefix}/{known}" for known in lister.known_models()]
             raise NotFoundError("model", name, _nearest(name, known))
-        # A provider with a list of its own is not in a catalogue of vendors, which costs 0.2 s.
-        found = self._known.get(name)
         if found is None:
+            # A provider with a list of its own is not in a catalogue of vendors, which costs 0.2 s.
             found = lookup(prefix, model_id, self._catalogue.get(name), bundled=lister is None)
             if len(self._known) < _KNOWN_MAX:
                 self._known[name] = found
@@ -581,36 +586,41 @@ class Models:
     ) -> AsyncIterator[AsyncIterator[StreamEvent]]:
         """Open an answer, or with a handle one that was deferred."""
         model = self.resolve(request.model)
-        provider, _ = self._find(request.model)
+        provider = self._providers[model.provider]
         deferring = None if handle is None else self._deferring(request)
         # One scope round the whole block, which is cancelled only while the provider is waited for:
         # it may hold a nursery open in its block, so a scope of its own for the opening would cross
         # that, and one for each event would cost more than all else that is done with it.
-        with trio.CancelScope(deadline=trio.current_time() + self._silence) as scope:
-            try:
-                if deferring is None or handle is None:
-                    manager = provider.stream(request)
-                else:
-                    manager = deferring.poll(request, handle[0])
-                events = await manager.__aenter__()
-            except Exception as error:
-                _raise_classified(error, provider)
-            scope.deadline = math.inf
-            opened = _Opened(manager, provider)
+        with trio.CancelScope() as scope:
             waiting = Waiting(scope, self._silence)
-            async with opened:
-                # In blocks, and not by context managers: they cost as much as all else here.
+            looking = silences()
+            looking.watch(waiting)
+            try:
+                waiting.begin()
                 try:
-                    checked = self._events(opened, waiting, model, request, events)
+                    if deferring is None or handle is None:
+                        manager = provider.stream(request)
+                    else:
+                        manager = deferring.poll(request, handle[0])
+                    events = await manager.__aenter__()
+                except Exception as error:
+                    _raise_classified(error, provider)
+                waiting.end()
+                opened = _Opened(manager, provider)
+                async with opened:
+                    # In blocks, and not by context managers: they cost as much as all else here.
                     try:
-                        yield checked
+                        checked = self._events(opened, waiting, model, request, events)
+                        try:
+                            yield checked
+                        finally:
+                            await checked.aclose()
                     finally:
-                        waiting.close()
-                        await checked.aclose()
-                finally:
-                    if isinstance(events, AsyncGenerator):
-                        # Most providers give one to read from.
-                        await events.aclose()
+                        if isinstance(events, AsyncGenerator):
+                            # Most providers give one to read from.
+                            await events.aclose()
+            finally:
+                looking.forget(waiting)
         if scope.cancelled_caught:
             raise self._silent(request)
 

@@ -1,12 +1,13 @@
 """Silence: giving up streams whose provider has sent nothing for too long.
 
-A timer for each event of each stream is most of what a thousand streams cost. So a stream only
-notes since when it waits for its provider, and one task for all of them looks at the notes: once
-when the oldest may be due, and that is about once in the time that a silence may last. Nobody is
-given up early or late: who begins to wait after a look is not due before the next one.
+A timer for each event of each stream is most of what a stream costs besides what it carries. So a
+stream only notes since when it waits for its provider, and one task for all of them looks at the
+notes: once when the oldest may be due, and that is about once in the time that a silence may last.
+Nobody is given up early or late: who begins to wait after a look is not due before the next one.
 
-That task costs more than a few timers do, and an answer may be over after a few events. So the
-first waits of a stream are timed each, and only one that goes on is looked after.
+That task begins with the first stream and stays for as long as trio runs, because an answer may be
+over after a few events, and to start it for each would cost more than it saves. While no stream is
+open it has no time to wake at.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ import math
 
 import attrs
 import trio
-
-_TIMED = 8
-"""So many waits of a stream have a timer each."""
 
 
 @attrs.define(eq=False)
@@ -28,68 +26,53 @@ class Waiting:
     seconds: float
     """Most seconds to wait for one event."""
     since: float | None = None
-    """When it began to wait for its provider; None while its reader is at work, and while it has a
-    timer."""
-    _waits: int = attrs.field(default=0, init=False)
-    _looked_after: Silences | None = attrs.field(default=None, init=False)
+    """When it began to wait for its provider; None while its reader is at work."""
 
     def begin(self) -> None:
         """It waits for its provider from now on."""
-        now = trio.current_time()
-        if self._waits < _TIMED:
-            self._waits += 1
-            self.scope.deadline = now + self.seconds
-            return
-        if self._looked_after is None:
-            self._looked_after = silences()
-            self._looked_after.watch(self)
-        self.since = now
+        self.since = trio.current_time()
 
     def end(self) -> None:
         """It waits no more: its provider has sent something, or has failed."""
-        if self.since is None:
-            self.scope.deadline = math.inf
-        else:
-            self.since = None
-
-    def close(self) -> None:
-        """The stream is over."""
-        if self._looked_after is not None:
-            self._looked_after.forget(self)
-            self._looked_after = None
+        self.since = None
 
 
 class Silences:
-    """The long streams of one trio run, and the task that looks after them while there are any."""
+    """The open streams of one trio run, and the task that looks after them."""
 
     def __init__(self) -> None:
         self._open: dict[Waiting, None] = {}
-        self._looking: trio.CancelScope | None = None
+        self._looks = False
+        """Whether that task has been started."""
         self._sleeping = trio.CancelScope()
+        """What it sleeps in until one of them may be due."""
+        self._wakes_at = math.inf
+        """The deadline of that, which is dearer to ask for, and to set."""
 
     def watch(self, waiting: Waiting) -> None:
         """Look after a stream until it is forgotten."""
         self._open[waiting] = None
-        self._sleeping.deadline = min(
-            self._sleeping.deadline, trio.current_time() + waiting.seconds
-        )
-        if self._looking is None:
-            self._looking = trio.CancelScope()
-            trio.lowlevel.spawn_system_task(self._look, self._looking)
+        due = trio.current_time() + waiting.seconds
+        if due < self._wakes_at:
+            self._wake_at(due)
+        if not self._looks:
+            self._looks = True
+            trio.lowlevel.spawn_system_task(self._look)
 
     def forget(self, waiting: Waiting) -> None:
-        """The stream is over. The task that looks ends with the last one."""
+        """The stream is over; with the last one goes the time to look: a clock may jump to it."""
         del self._open[waiting]
-        if not self._open and self._looking is not None:
-            # Whoever is looked after next starts another one.
-            self._looking.cancel()
-            self._looking = None
+        if not self._open:
+            self._wake_at(math.inf)
 
-    async def _look(self, looking: trio.CancelScope) -> None:
-        with looking:
-            while True:
-                with trio.CancelScope(deadline=self._give_up()) as self._sleeping:
-                    await trio.sleep_forever()
+    def _wake_at(self, deadline: float) -> None:
+        self._wakes_at = self._sleeping.deadline = deadline
+
+    async def _look(self) -> None:
+        while True:
+            self._wakes_at = self._give_up()
+            with trio.CancelScope(deadline=self._wakes_at) as self._sleeping:
+                await trio.sleep_forever()
 
     def _give_up(self) -> float:
         """Cancel who has waited for too long; return when the next one may be due."""

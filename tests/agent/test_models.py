@@ -305,7 +305,6 @@ async def test_cancelling_closes_the_stream_and_is_not_lost(autojump_clock: Any)
 # --- silence ----------------------------------------------------------------------------------
 
 MANY = (TextDelta("x"),) * 20
-"""So many events that a stream is looked after, and has no timers of its own any more."""
 
 
 @pytest.mark.parametrize(
@@ -388,19 +387,26 @@ async def test_each_of_many_streams_has_its_own_silence(
     )
 
 
-async def test_nothing_looks_after_streams_when_there_are_none(autojump_clock: Any) -> None:
-    """The task that looks for silence ends with the last stream, and begins again with the next."""
-    before = trio.lowlevel.current_statistics().tasks_living
+async def test_one_task_looks_after_all_streams_and_has_no_time_to_wake_at_without_one(
+    autojump_clock: Any,
+) -> None:
+    """It begins with the first stream, and no clock is made to jump once the last one is over."""
 
-    for said in (0, 20, 20, 1):
-        async with Models([Fake(*MANY[:said], SAID)]).stream(REQUEST) as events:
+    def now() -> tuple[int, float]:
+        statistics = trio.lowlevel.current_statistics()
+        return statistics.tasks_living, statistics.seconds_to_next_deadline
+
+    before, _ = now()
+    models = Models([Fake(*MANY, SAID)], stream_silence_seconds=120)
+    for _ in range(2):
+        async with models.stream(REQUEST) as events, models.stream(REQUEST):
+            await trio.testing.wait_all_tasks_blocked()
+            assert now() == (before + 1, pytest.approx(120))
             async for _ in events:
                 pass
-            during = trio.lowlevel.current_statistics().tasks_living
+        assert now() == (before + 1, math.inf)
         await trio.testing.wait_all_tasks_blocked()
-        # Of a short one nobody has to look.
-        assert during == before + (said > 8)
-        assert trio.lowlevel.current_statistics().tasks_living == before
+        assert now() == (before + 1, math.inf)
 
 
 # --- texts, arguments, numbers ----------------------------------------------------------------
