@@ -125,6 +125,7 @@ class Submission:
 
     async def _settled(self) -> Settled:
         harness, session = self._harness, self._harness.session
+        waited = False
         while True:
             # Looked at before anything can cancel: with a timeout of 0 too.
             row = self._row()
@@ -133,9 +134,11 @@ class Submission:
                 if row.answer is not None:
                     answer = session.kept_entry(row.conversation, row.answer)
                 settled = settled_of(row, session.storage, session.codec, answer=answer)
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                if not waited:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
                 return settled
             await harness.submission_changed(self.id)
+            waited = True
             harness.check_serving()
 
 

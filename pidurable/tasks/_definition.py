@@ -220,8 +220,8 @@ def definition_info(
     """
     cls = definition if isinstance(definition, type) else type(definition)
     # The class's own: a base below a definition must not pass for the definition.
-    info = cls.__dict__.get(_INFO)
-    if isinstance(info, DefinitionInfo):
+    info: DefinitionInfo | None = cls.__dict__.get(_INFO)
+    if info is not None:
         return info
     if not issubclass(cls, Task):
         raise DefinitionError(

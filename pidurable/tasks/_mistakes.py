@@ -112,7 +112,7 @@ def first_checkpoint(
     try:
         first = definition.initial(input) if begins is None else begins
         if type(first) in info.phases:
-            return runtime.encode_checkpoint(definition, first)
+            return runtime.encode_checkpoint(info, first)
     except Exception as error:
         error.add_note(
             f"It was raised by `initial` of {cls} ({info.name}), which runs inside of the commit "

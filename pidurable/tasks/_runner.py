@@ -56,7 +56,8 @@ class Runner:
             return
         self.invocations[task_id] = invocation
         self._index.running.add(task_id)
-        self._free_slot(task_id, invocation.kind)
+        if not self._runtime.scheduler.account(task_id) and invocation.takes_slot:
+            self._slot_is_free(invocation.kind)
         invocation.started_at = trio.current_time()
         self.nursery.start_soon(self._run, invocation, name=f"{invocation.kind} {task_id}")
 
@@ -70,12 +71,17 @@ class Runner:
         return invocation.aborting or not (node.marked or runtime.below_intent(node))
 
     def _free_slot(self, task_id: int, kind: str) -> None:
-        """Account for the slot; one that was planned and is not held may be of use to others."""
+        """Account for the slot of a task that does not run, or not any more."""
         self._runtime.scheduler.account(task_id)
+        self._slot_is_free(kind)
+
+    def _slot_is_free(self, kind: str) -> None:
+        """A slot that was held, or planned and is not held, may be of use to others."""
+        scheduler = self._runtime.scheduler
         self._index.ready.set_free(kind)
-        self._runtime.scheduler.timers_changed()
-        if self._runtime.scheduler.has_work():
-            self._runtime.scheduler.kick()
+        scheduler.timers_changed()
+        if scheduler.has_work():
+            scheduler.kick()
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, invocation: Invocation) -> None:
@@ -100,7 +106,7 @@ class Runner:
     def _stop(self, invocation: Invocation) -> None:
         """Cancel an invocation's handler, and watch how long it takes to stop."""
         invocation.cancel()
-        self._watch(invocation)
+        self._watch(invocation, trio.current_time())
 
     def stop_phase(self, task_id: int) -> None:
         """Cancel the phase of a task; an abort handler is left alone."""
@@ -116,17 +122,18 @@ class Runner:
         """
         invocation = self.invocations.get(task_id)
         if invocation is not None:
-            invocation.over_since = trio.current_time()
-            self._watch(invocation)
+            invocation.over_since = now = trio.current_time()
+            self._watch(invocation, now)
 
-    def _watch(self, invocation: Invocation) -> None:
+    def _watch(self, invocation: Invocation, now: float) -> None:
         """See to it that it is reported if it takes long.
 
         Nearly all of them return at once, so nobody is woken for this.
         """
         self._late[invocation] = None
-        if trio.current_time() + STOP_REPORT_SECONDS < self._wakes_at:
-            self._wake_at(trio.current_time() + STOP_REPORT_SECONDS)
+        due = now + STOP_REPORT_SECONDS
+        if due < self._wakes_at:
+            self._wake_at(due)
 
     def _unwatch(self, invocation: Invocation) -> None:
         """It has returned.

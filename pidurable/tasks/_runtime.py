@@ -26,7 +26,7 @@ from pidurable.storage import Op
 from pidurable.tasks._at_hand import AtHand
 from pidurable.tasks._awaited import Kinds
 from pidurable.tasks._cycles import Cycles
-from pidurable.tasks._definition import Task, definition_info
+from pidurable.tasks._definition import DefinitionInfo, Task, definition_info
 from pidurable.tasks._graph_watch import TaskGraphs
 from pidurable.tasks._host import Host
 from pidurable.tasks._installed import (
@@ -110,9 +110,8 @@ class Runtime(SessionTree, Participant):
         async with self.session.line.body(tx, place=place):
             yield tx
 
-    def encode_checkpoint(self, definition: Task[Any, Any, Any], value: Any) -> tuple[str, str]:
+    def encode_checkpoint(self, info: DefinitionInfo, value: Any) -> tuple[str, str]:
         """The stored tag and text of a checkpoint."""
-        info = definition_info(definition)
         phase = info.phase_of(value)
         text = self.snapshot().codec.encode_text(
             value,

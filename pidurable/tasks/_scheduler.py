@@ -98,8 +98,12 @@ class Scheduler:
 
     # --- slots ---------------------------------------------------------------------------
 
-    def account(self, task_id: int) -> None:
-        """Keep the slot of a task in step with its invocation and with what is below it."""
+    def account(self, task_id: int) -> bool:
+        """Keep the slot of a task in step with its invocation and with what is below it.
+
+        Returns:
+            Whether it holds one.
+        """
         if task_id == self.suspects.on_trial:
             self.suspects.look()
         invocation = self._runtime.invocations.get(task_id)
@@ -119,6 +123,7 @@ class Scheduler:
             del self._held_slots[task_id]
             self._slots[kind] -= 1
             self._index.ready.set_free(kind)
+        return holds
 
     def free_total(self) -> int:
         """How many more invocations this process may run."""

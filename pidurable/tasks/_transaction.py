@@ -144,7 +144,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         """Continue at the phase of this checkpoint once the handler has returned."""
         node = self._transition_guard()
         phase = self._phase
-        tag, text = self._runtime.encode_checkpoint(phase.definition, checkpoint)
+        tag, text = self._runtime.encode_checkpoint(phase.info, checkpoint)
         self.next_checkpoint = (tag, text)
         progress = (tag, text) != (phase.tag, phase.checkpoint)
         if progress and (node.recoveries or node.tries or node.woken_by):
@@ -212,7 +212,7 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         conversations, others = sort_awaited(
             self, self._runtime.kinds, ids or (), policy=policy, owner=phase.task_id
         )
-        tag, text = self._runtime.encode_checkpoint(phase.definition, then)
+        tag, text = self._runtime.encode_checkpoint(phase.info, then)
         wait = Wait(
             on=ids,
             conversations=conversations,
