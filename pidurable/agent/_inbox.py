@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from pidurable.agent._boundaries import (
     AFTER,
     WRITE,
     GenerationInput as GenerationInput,
     decode_blocks as decode_blocks,
     end_run as end_run,
+    ended,
     is_aborting,
     place_write,
     say,
@@ -427,6 +426,6 @@ def withdraw(tx: TreeTransaction, submission_id: int) -> SubmissionRecord:
 
 
 def _taken_back(tx: TreeTransaction, record: SubmissionRecord, reason: str) -> SubmissionRecord:
-    taken = attrs.evolve(record, status="unanswered", reason=reason, ended_us=tx.now_us())
+    taken = ended(tx, record, "unanswered", reason=reason)
     tx.update_submission(taken)
     return taken

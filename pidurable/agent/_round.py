@@ -141,7 +141,7 @@ async def outcome_of_round(
         assistant: The entry of the answer.
         slots: What `pi.live` shows of the calls.
     """
-    ids = [TaskId[Any](slot["task"]) for slot in slots if slot["task"] is not None]
+    ids: list[TaskId[Any]] = [TaskId(slot["task"]) for slot in slots if slot["task"] is not None]
     receipts = [_receipt(ctx, outcome) for outcome in await ctx.outcomes(ids)]
     found = [receipt for receipt in receipts if receipt is not None]
     terminate = bool(found) and all(receipt.terminate for receipt in found)

@@ -146,12 +146,12 @@ class AgentServices:
     """Makes a conversation handle; the harness gives it."""
     _resolved: dict[int, _Resolved] = attrs.field(factory=dict, init=False, repr=False)
     _resolved_by: RegistrySnapshot | None = attrs.field(default=None, init=False, repr=False)
+    session: Session = attrs.field(init=False)
     progress: Progress = attrs.field(init=False)
     permissions: Permissions = attrs.field(init=False)
 
-    @property
-    def session(self) -> Session:
-        return self.runtime.session
+    def __attrs_post_init__(self) -> None:
+        self.session = self.runtime.session
 
     def selected(self, conversation_id: int) -> tuple[str, ...] | None:
         """The extensions that a conversation selects; None for all that are installed."""
