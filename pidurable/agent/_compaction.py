@@ -75,7 +75,13 @@ from pidurable.agent._compaction_text import (
 from pidurable.agent._documents import CompactionDocument, add_usage, update_doc
 from pidurable.agent._hooks import BeforeCompact, CompactionHooks, Decline, Summary
 from pidurable.agent._inbox import withdraw, write
-from pidurable.agent._models import Deferred, ModelRequest, Models, clean_text
+from pidurable.agent._models import (
+    Deferred,
+    EmptyAnswerError,
+    ModelRequest,
+    Models,
+    clean_text,
+)
 from pidurable.agent._prompt import request_characters, told_by
 from pidurable.agent._services import AgentServices
 from pidurable.errors import MissingExtraError, ModelError, NotFoundError, NotJsonError
@@ -237,6 +243,12 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             opening = models.poll(request, work.handle)
         try:
             answer = await stream_answer(session, opening, request.model, received)
+        except EmptyAnswerError:
+            # No failure of the request: a summary that says nothing, like one of headings alone.
+            usage = self._estimated(work, request, received)
+            problem = text_problem("", replaced_tokens=work.replaced_tokens)
+            await self._reject(ctx, _answered(work), (work.model, usage), problem or "", context)
+            return
         except ModelError as error:
             await self._failed(ctx, work, part, request, received, error)
             return
@@ -261,14 +273,14 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
                 tx.wait(then=Retry(later), deadline=until)
             return
-        work = attrs.evolve(work, is_deferred=False, handle=None, deferred_us=None)
+        work = _answered(work)
         if part.next is None:
             problem = summary_problem(answer, replaced_tokens=work.replaced_tokens)
         else:
             read = text_tokens(part.text) + text_tokens(work.so_far or "")
             problem = summary_problem(answer, replaced_tokens=read, most=work.size // 2)
         if problem is not None:
-            await self._reject(ctx, work, answer, problem, context)
+            await self._reject(ctx, work, (answer.model, answer.usage), problem, context)
             return
         session.failpoints.hit("CP6")
         if part.next is not None:
@@ -335,12 +347,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
         error: ModelError,
     ) -> None:
         """A request failed: try again later, or with less, if that may help."""
-        usage = estimated_usage(
-            self._services.models,
-            work.model,
-            sent_characters=request_characters(request),
-            received_characters=received.characters,
-        )
+        usage = self._estimated(work, request, received)
         delay, detail = next_try(
             error, tries=work.tries, settings=ctx.settings, seed=ctx.key(f"retry{work.tries}")
         )
@@ -375,11 +382,19 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
             show_status(tx, ctx.conversation_id, ctx.task_id, "retrying")
             tx.wait(then=Retry(attrs.evolve(work, tries=work.tries + 1)), deadline=until)
 
+    def _estimated(self, work: Work, request: ModelRequest, received: SummaryProgress) -> Usage:
+        return estimated_usage(
+            self._services.models,
+            work.model,
+            sent_characters=request_characters(request),
+            received_characters=received.characters,
+        )
+
     async def _reject(
         self,
         ctx: CompactionContext,
         work: Work,
-        answer: AssistantMessage,
+        charge: tuple[str, Usage],
         problem: str,
         context: ModelContext,
     ) -> None:
@@ -393,11 +408,11 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
                 "no_summary",
                 context_tokens(context),
                 window,
-                charge=(answer.model, answer.usage),
+                charge=charge,
             )
             return
         async with ctx.commit() as tx:
-            add_usage(tx, ctx.conversation_id, answer.usage, model=answer.model)
+            add_usage(tx, ctx.conversation_id, charge[1], model=charge[0])
             show_status(tx, ctx.conversation_id, ctx.task_id, "summarizing")
             tx.goto(Summarize(attrs.evolve(work, rejected=rejected, problem=problem)))
 
@@ -608,6 +623,11 @@ def _part_size(window: int | None, ctx: CompactionContext, chosen: Range) -> int
     room = window - budget_of(window, ctx.settings).reserve - fixed
     # The estimates may be wrong by some.
     return max(PART_TOKENS_MIN, room * 9 // 10)
+
+
+def _answered(work: Work) -> Work:
+    """The work when its request was answered, also where that was deferred before."""
+    return attrs.evolve(work, is_deferred=False, handle=None, deferred_us=None)
 
 
 def _left(work: Work) -> int:

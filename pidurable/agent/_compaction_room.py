@@ -1,8 +1,9 @@
 """Where a generation sets compactions off: before a request, and after one that did not fit.
 
 A generation waits for a compaction at most twice in a turn: once because a threshold is passed,
-once because the provider has refused the request as too large. What does not fit after that ends
-the run, naming the largest items, for no further summary would help.
+once because the provider has refused the request as too large; not a second time where the model
+gave no summary the first time. What does not fit after that ends the run, naming the largest items,
+for no further summary would help.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from pidurable.agent._checkpoints import GenerationContext, Prepare, Request, Ro
 from pidurable.agent._compaction import Compaction
 from pidurable.agent._compaction_range import largest_items
 from pidurable.agent._compaction_records import CompactionResult
-from pidurable.agent._compaction_start import CompactionInput, show_begun
+from pidurable.agent._compaction_start import CompactionInput, last_compaction, show_begun
 from pidurable.errors import InvalidArgumentError, show
 from pidurable.records._ids import TaskId
 from pidurable.tasks._errors import bounded
+from pidurable.tasks._task_record import task_record
 
 if TYPE_CHECKING:
     from pidurable.agent._hooks import CompactReason
     from pidurable.session._context import ModelContext
+    from pidurable.session._session import Session
     from pidurable.tasks._transaction import TreeTransaction
 
 _DETAIL_BYTES_MAX = 1_500
@@ -96,6 +99,22 @@ async def no_room(ctx: GenerationContext, at: Room) -> str | None:
     if result.status == "skipped":
         return f"{at.overflow}; {result.reason}"
     return None
+
+
+def no_summary_before(ctx: GenerationContext, at: Request, session: Session) -> str | None:
+    """Why a refused request is not to wait for a compaction once more; None if it may help.
+
+    Where the model gave no summary before this request, it would only be asked for it again.
+    """
+    last = last_compaction(session, ctx.conversation_id)
+    if not at.compacted or last["status"] != "failed":
+        return None
+    row = session.storage.task(last["task"])
+    outcome = None if row is None else task_record(session.storage, row).outcome
+    error = None if outcome is None else outcome.error
+    if error is None or error.detail != {"reason": "no_summary"}:
+        return None
+    return f"making room failed: {error.message}"
 
 
 def cannot_fit(detail: str, context: ModelContext) -> str:

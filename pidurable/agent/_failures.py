@@ -14,7 +14,7 @@ from pidurable.agent._ask import cancel_deferred, moment_after, next_try
 from pidurable.agent._attempts import append_attempt, estimated_usage
 from pidurable.agent._boundaries import end_run
 from pidurable.agent._checkpoints import GenerationContext, Poll, Request, Retry, run_of
-from pidurable.agent._compaction_room import cannot_fit, wait_for_room
+from pidurable.agent._compaction_room import cannot_fit, no_summary_before, wait_for_room
 from pidurable.agent._documents import LiveDocument, update_doc
 from pidurable.agent._prompt import request_characters
 from pidurable.records._limits import ERROR_MESSAGE_BYTES_MAX
@@ -56,7 +56,10 @@ async def request_failed(
     delay, detail = next_try(
         error, tries=at.tries, settings=ctx.settings, seed=ctx.key(f"retry{at.tries}")
     )
-    if error.kind == "overflow" and at.overflowed:
+    makes_room = error.kind == "overflow" and not at.overflowed
+    if makes_room and (useless := no_summary_before(ctx, at, session)):
+        makes_room, detail = False, f"{detail}; {useless}"
+    if error.kind == "overflow" and not makes_room:
         context = await session.context(conversation, at.cutoff)
         detail = bounded(cannot_fit(detail, context), ERROR_MESSAGE_BYTES_MAX)
     usage = used
@@ -82,7 +85,7 @@ async def request_failed(
             usage=usage,
             why=detail,
         )
-        if error.kind == "overflow" and not at.overflowed:
+        if makes_room:
             update_doc(tx, LiveDocument, conversation, partial=None)
             wait_for_room(tx, ctx, at, overflow=detail)
             return

@@ -374,11 +374,16 @@ def _clean_usage(usage: Usage, model: Model) -> Usage:
     return attrs.evolve(clean, cost=cost) if cost else clean
 
 
+class EmptyAnswerError(ModelError):
+    """A model has answered, and said nothing: asked again, it may say something."""
+
+
 def _checked_answer(message: AssistantMessage, model: Model, *, at_us: int) -> AssistantMessage:
     """Return the answer of a model, storable and priced; refuse one that holds nothing.
 
     Raises:
-        ModelError: The answer is empty (retryable), or was withheld by the provider (other).
+        EmptyAnswerError: The answer is empty (retryable).
+        ModelError: It was withheld by the provider (other).
     """
     blocks = tuple(_clean_block(block) for block in message.blocks)
     calls = any(isinstance(block, ToolCallBlock) for block in blocks)
@@ -388,7 +393,7 @@ def _checked_answer(message: AssistantMessage, model: Model, *, at_us: int) -> A
             raise ModelError("other", f"{model.name} withheld its answer (content filter)")
         thought = any(isinstance(block, ThinkingBlock) for block in blocks)
         what = "only thinking" if thought else "nothing"
-        raise ModelError("retryable", f"empty answer: {model.name} returned {what}")
+        raise EmptyAnswerError("retryable", f"empty answer: {model.name} returned {what}")
     stop = message.stop_reason
     if calls and stop == "stop":
         stop = "tool_use"
