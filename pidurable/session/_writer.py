@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, final
 
 import trio
@@ -45,25 +46,23 @@ _INLINE_CHARACTERS_MAX = 16 * 1024
 """Of one text in a flushed batch that is written in the loop."""
 
 _TEXTS: dict[Op, tuple[int, ...]] = {
-    Op.CONVERSATION: (),
     Op.ENTRY: tuple(EntryRow._fields.index(name) for name in ("edits", "messages", "data")),
-    Op.TASK: (),
     Op.TASK_INPUT: (1,),
-    Op.TASK_STATE: (),
     Op.CHECKPOINT: (2,),
-    Op.CHECKPOINT_DELETE: (),
     Op.WAIT: (1,),
-    Op.WAIT_DELETE: (),
     Op.OUTCOME: (1,),
     Op.MEMO: (2,),
     Op.SIGNAL: (SignalRow._fields.index("payload"),),
-    Op.SIGNAL_READ: (),
     Op.SUBMISSION: (SubmissionRow._fields.index("content"),),
-    Op.SUBMISSION_STATE: (),
-    Op.DOCUMENT: (),
     Op.REVISION: (RevisionRow._fields.index("value"),),
 }
-"""By kind of write, the columns that may be long. Other kinds are of no ordinary commit."""
+"""By kind of write, the columns that may be long."""
+
+_ORDINARY = frozenset(_TEXTS) | {
+    *(Op.CONVERSATION, Op.TASK, Op.TASK_STATE, Op.CHECKPOINT_DELETE, Op.WAIT_DELETE),
+    *(Op.SIGNAL_READ, Op.SUBMISSION_STATE, Op.DOCUMENT),
+}
+"""What the commits of a running session write. Other kinds store bytes, or remove many rows."""
 
 QUICK_FLUSH_SECONDS = 0.001
 """A flush of a small batch that takes no longer may be waited for in the loop."""
@@ -231,12 +230,12 @@ class BatchWriter:
 
 def _are_short(writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> bool:
     """Whether these are the writes of an ordinary commit, without a long text."""
+    if not _ORDINARY.issuperset(map(itemgetter(0), writes)):
+        return False
     for op, row in writes:
-        columns = _TEXTS.get(op)
-        if columns is None:
-            return False
-        for column in columns:
-            text = row[column]
-            if text is not None and len(text) > _INLINE_CHARACTERS_MAX:
-                return False
+        if op in _TEXTS:
+            for column in _TEXTS[op]:
+                text = row[column]
+                if text is not None and len(text) > _INLINE_CHARACTERS_MAX:
+                    return False
     return True
