@@ -146,8 +146,9 @@ def submit(
         request_id = check_name(request_id, "request_id")
     blocks = blocks_of(content)
     # Here, where the sender is told, and not when the input is placed.
-    encoded = _checked_blocks(blocks, session.settings.value_bytes_max)
-    digest = text_digest(_json.dumps(encoded, path="$.content"))
+    limit = session.settings.value_bytes_max
+    encoded = _checked_blocks(blocks, limit)
+    digest = text_digest(_json.dumps(encoded, path="$.content", bytes_max=limit))
     try:
         tx.conversation(conversation_id)
         tx.check_images([UserMessage(blocks=blocks, at_us=0)])

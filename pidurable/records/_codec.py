@@ -100,6 +100,12 @@ class Codec:
     _extra: Extra
     _forms: dict[Any, Form]
     _converter: _Converter
+    _any_bytes_max: int
+    """Most bytes of a value under Any: as much as was ever allowed for what it is a part of.
+
+    The whole is measured where it is written. This keeps one whose parts are shared, and which
+    would take for ever to write, from getting there.
+    """
     decoder: Callable[..., Any]
     """`decode`, bound once: every entry that is kept in memory holds it."""
 
@@ -107,6 +113,7 @@ class Codec:
         self._extra = dict(extra or {})
         self._forms = {}
         self._converter = _Converter(self.form)
+        self._any_bytes_max = VALUE_BYTES_MAX
         self.decoder = self.decode
 
     def encode(self, value: Any, type_: Any = None, *, path: str = "$") -> JsonValue:
@@ -144,6 +151,8 @@ class Codec:
         Raises:
             NotJsonError: The value does not fit the type, has no form in JSON, or is too large.
         """
+        if bytes_max > self._any_bytes_max:
+            self._any_bytes_max = bytes_max
         plain = self._encode(value, type_, path)
         return dumps(plain, path=path, bytes_max=bytes_max, setting=setting)
 
@@ -360,9 +369,10 @@ class Codec:
             return form.encode(value)
 
         def encode(value: Any) -> JsonValue:
-            if is_plain(value, VALUE_BYTES_MAX):
+            most = self._any_bytes_max
+            if is_plain(value, most):
                 return value
-            return check_json(value, size_max=VALUE_BYTES_MAX, convert=convert)
+            return check_json(value, size_max=most, setting="value_bytes_max", convert=convert)
 
         def decode(value: Any, _: Any) -> Any:
             return copied_json(value)

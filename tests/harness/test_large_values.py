@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
-from pidurable import Extension, Registry, Task, TaskContext, nothing_to_undo, open_harness, phase
-from pidurable.errors import SessionClosedError, StorageCorruptError
+from pidurable import (
+    Extension,
+    Registry,
+    Settings,
+    Task,
+    TaskContext,
+    nothing_to_undo,
+    open_harness,
+    phase,
+)
+from pidurable.errors import NotJsonError, SessionClosedError, StorageCorruptError
 from pidurable.harness._reader import open_reader
+from pidurable.records import _codec
 from pidurable.records._entries import entry
 from pidurable.records._limits import BLOB_BYTES_MIN
 from pidurable.session._seams import InlineBlocking
 
+KIB, MIB = 1 << 10, 1 << 20
 LARGE = "l" * BLOB_BYTES_MIN
 
 
@@ -128,3 +140,60 @@ async def test_a_reader_is_told_what_is_gone(tmp_path: Path) -> None:
         # The session goes on, and nothing was written over what is damaged.
         next_task = await (await harness.root()).create_task(Echo, "small")
         assert (await harness.wait_for_task(next_task)).result == "small!"
+
+
+@attrs.frozen
+class Held:
+    """What was given, as far as it was read."""
+
+    value: Any = None
+
+
+class Keep(Task[Any, Held, Any]):
+    """Has its input in a checkpoint and in its outcome, whatever that is."""
+
+    name = "test.keep"
+    version = 1
+    abort = nothing_to_undo
+
+    def initial(self, input: Any) -> Held:
+        return Held()
+
+    @phase
+    async def begin(self, at: Held, ctx: TaskContext[Any, Held, Any]) -> None:
+        async with ctx.commit() as tx:
+            if at.value is None:
+                tx.goto(Held({"input": ctx.input}))
+            else:
+                tx.complete(at.value)
+
+
+async def test_a_larger_setting_lets_larger_values_of_any_type_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As input, checkpoint, outcome and entry; what is larger still is told that limit."""
+    monkeypatch.setattr(_codec, "VALUE_BYTES_MAX", 16 * KIB)  # megabytes take seconds
+    made = Registry()
+    made.install(Extension("test", tasks=[Keep()]))
+    large = ["x" * 17 * KIB]
+    settings = Settings(value_bytes_max=18 * KIB)
+    async with open_harness(":memory:", registry=made, settings=settings) as harness:
+        root = await harness.root()
+        outcome = await harness.wait_for_task(await root.create_task(Keep, large))
+        await root.write(large, kind="test.large")
+        with pytest.raises(NotJsonError, match=f"at most {18 * KIB} bytes .*value_bytes_max"):
+            await root.create_task(Keep, large + large)
+        (kept,) = await root.history()
+        assert kept.data == large
+
+    assert outcome.result == {"input": large}
+
+
+async def test_a_larger_setting_lets_a_larger_prompt_in() -> None:
+    """It is stored, and not refused by the limit that counts where nobody has set another one."""
+    settings = Settings(value_bytes_max=17 * MIB, body_report_seconds=60.0)
+    async with open_harness(":memory:", settings=settings) as harness:
+        root = await harness.root()
+        settled = await (await root.submit("x" * (16 * MIB + 1))).wait()
+
+    assert settled.reason == "no_model"
