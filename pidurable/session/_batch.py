@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-import attrs
 import trio
 
 from pidurable.errors import SessionPoisonedError
@@ -115,25 +114,30 @@ class Member:
         """What the body raised, or what its answer turned into."""
 
 
-@attrs.define(eq=False)
 class OpenBatch:
     """The bodies that will share one write."""
 
-    drafts: list[Any] = attrs.Factory(list)
-    """Sealed drafts that wrote something, in the order of their sequence numbers."""
-    members: list[Member] = attrs.Factory(list)
-    """Who waits for the end of the batch, in the order in which their bodies ended."""
-    bodies: int = 0
-    seconds: float = 0.0
-    """How long its bodies took together."""
-    slice_seconds: float = 0.0
-    """How long those took that ran since the loop had its last turn."""
-    leader: Member | None = None
-    """The member whose task stores the batch."""
-    parked: bool = False
-    """The leader sleeps until nobody holds the line."""
-    interrupt: KeyboardInterrupt | None = None
-    """Ctrl-C that arrived in the leader while it waited to try again."""
+    __slots__ = (
+        *("bodies", "drafts", "interrupt", "leader", "members"),
+        *("parked", "seconds", "slice_seconds"),
+    )
+
+    def __init__(self) -> None:
+        self.drafts: list[Any] = []
+        """Sealed drafts that wrote something, in the order of their sequence numbers."""
+        self.members: list[Member] = []
+        """Who waits for the end of the batch, in the order in which their bodies ended."""
+        self.bodies = 0
+        self.seconds = 0.0
+        """How long its bodies took together."""
+        self.slice_seconds = 0.0
+        """How long those took that ran since the loop had its last turn."""
+        self.leader: Member | None = None
+        """The member whose task stores the batch."""
+        self.parked = False
+        """The leader sleeps until nobody holds the line."""
+        self.interrupt: KeyboardInterrupt | None = None
+        """Ctrl-C that arrived in the leader while it waited to try again."""
 
     def is_full(self) -> bool:
         return self.bodies >= BATCH_BODIES_MAX or self.seconds >= BATCH_SECONDS_MAX
@@ -141,8 +145,3 @@ class OpenBatch:
     def takes_now(self) -> bool:
         """Whether one more body may run before the loop has had a turn."""
         return self.slice_seconds < SLICE_SECONDS and not self.is_full()
-
-    def spend(self, seconds: float) -> None:
-        """Count the time of a body."""
-        self.seconds += seconds
-        self.slice_seconds += seconds

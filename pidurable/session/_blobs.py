@@ -21,8 +21,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-import attrs
-
 from pidurable.errors import StorageCorruptError
 from pidurable.records._limits import BLOB_BYTES_MIN
 from pidurable.storage import (
@@ -109,7 +107,7 @@ class _BlobStorage:
             if op in _MOVED and (found := _large(row, _MOVED[op]))
         }
         if large:
-            batch = attrs.evolve(batch, writes=_with_moved(batch.writes, large))
+            batch = batch._replace(writes=_with_moved(batch.writes, large))
         self._storage.apply(batch)
 
     def blob(self, sha256: str) -> bytes | None:

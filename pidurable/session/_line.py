@@ -92,6 +92,8 @@ class CommitLine:
         self.next_id = next_id
         self.published_seq = seq
         self.settings = settings
+        self.poison: SessionPoisonedError | None = None
+        """Why the session serves nothing more; set by `set_poison` alone."""
         self.running: Draft | None = None
         """The draft of the body that runs in the loop at this moment and awaits nothing."""
         self.async_body: AsyncBody[Any] | None = None
@@ -105,7 +107,6 @@ class CommitLine:
         self._storing = False
         self._busy = False
         self._waiting: OrderedDict[Member, None] = OrderedDict()
-        self._poison: SessionPoisonedError | None = None
         self._closing = False
         self._drained: trio.lowlevel.Task | None = None
         self._now = trio.lowlevel.current_clock().current_time
@@ -125,31 +126,28 @@ class CommitLine:
         return self._seq
 
     @property
-    def poison(self) -> SessionPoisonedError | None:
-        return self._poison
-
-    @property
     def closing(self) -> bool:
         return self._closing
 
     def check_usable(self) -> None:
         """Raise if this session serves nothing more."""
-        if self._poison is not None:
-            raise again(self._poison)
+        if self.poison is not None:
+            raise again(self.poison)
         if self._closing:
             raise SessionClosedError(self.storage.store)
 
     def set_poison(self, error: SessionPoisonedError) -> None:
         """Serve nothing more: tell everybody who waits, once."""
-        if self._poison is not None:
+        if self.poison is not None:
             return
-        self._poison = error
+        self.poison = error
         logger.error("session poisoned: %s", error)
         while self._waiting:
             member, _ = self._waiting.popitem(last=False)
             trio.lowlevel.reschedule(member.task, outcome.Error(again(error)))
         self._adopter.poisoned(error)
-        self._tell_drained()
+        if self._drained is not None:
+            self._tell_drained(self._drained)
 
     def current_draft(self) -> Draft | None:
         """The draft of the body that the calling code runs in, or None."""
@@ -224,9 +222,9 @@ class CommitLine:
             self._busy = True
         else:
             await self.wait_turn(member)
-        if self._poison is not None:
+        if self.poison is not None:
             self.free()
-            raise again(self._poison)
+            raise again(self.poison)
         self.begin(member.draft)
 
     def begin(self, draft: Draft) -> None:
@@ -270,13 +268,17 @@ class CommitLine:
         """A body has ended: join the batch if it wrote; True if it has to wait for the batch."""
         batch = self._batch
         assert batch is not None
-        batch.spend(seconds)
+        batch.seconds += seconds
+        batch.slice_seconds += seconds
         if sealed is not None:
             sealed.open = False
             if sealed.writes:
                 self._seq = sealed.seq
                 batch.drafts.append(sealed)
-                self._join(sealed)
+                try:
+                    self._adopter.join(sealed)
+                except Exception as bug:
+                    self._fail_on_bug("joining a commit", bug)
         if batch.drafts:
             batch.members.append(member)
             if batch.leader is None:
@@ -284,15 +286,9 @@ class CommitLine:
             return True
         # Nothing is staged, so what the body saw is durable already.
         self._batch = None
-        if self._poison is not None and member.error is None:
-            member.error = again(self._poison)
+        if self.poison is not None and member.error is None:
+            member.error = again(self.poison)
         return False
-
-    def _join(self, draft: Draft) -> None:
-        try:
-            self._adopter.join(draft)
-        except Exception as bug:
-            self._fail_on_bug("joining a commit", bug)
 
     def _fail_on_bug(self, doing: str, bug: BaseException) -> SessionPoisonedError:
         logger.exception("%s failed", doing, exc_info=bug)
@@ -330,11 +326,13 @@ class CommitLine:
             assert batch.leader is not None
             batch.parked = False
             trio.lowlevel.reschedule(batch.leader.task)
-        self._tell_drained()
+        if self._drained is not None:
+            self._tell_drained(self._drained)
 
-    def _tell_drained(self) -> None:
-        if self._drained is not None and self.is_quiet():
-            task, self._drained = self._drained, None
+    def _tell_drained(self, task: trio.lowlevel.Task) -> None:
+        """Wake who waits for the end of all commits, if this is it."""
+        if self.is_quiet():
+            self._drained = None
             trio.lowlevel.reschedule(task)
 
     def is_quiet(self) -> bool:
@@ -367,7 +365,8 @@ class CommitLine:
         await trio.lowlevel.cancel_shielded_checkpoint()
         while True:
             batch.slice_seconds = 0.0
-            self.advance()
+            if self._waiting:
+                self.advance()
             if self._busy:
                 batch.parked = True
                 await trio.lowlevel.wait_task_rescheduled(unabortable)
@@ -395,8 +394,8 @@ class CommitLine:
 
     async def _store(self, batch: OpenBatch) -> BaseException | None:
         """Store and adopt a batch; what went wrong otherwise, and then nothing was published."""
-        if self._poison is not None:
-            return self._reverted(again(self._poison))
+        if self.poison is not None:
+            return self._reverted(again(self.poison))
         drafts = batch.drafts
         stored = self._writer.gather(drafts, self.next_id)
         error = await self._writer.store(stored, batch)
@@ -405,9 +404,9 @@ class CommitLine:
             if isinstance(error, SessionPoisonedError):
                 self.set_poison(error)
             return error
-        if self._poison is not None:
+        if self.poison is not None:
             # Another holder was seen meanwhile. This batch is stored, but nothing may act on it.
-            return self._reverted(again(self._poison))
+            return self._reverted(again(self.poison))
         self.published_seq = stored.seq
         try:
             self._adopter.refusing(False)

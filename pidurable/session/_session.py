@@ -260,9 +260,13 @@ class Session:
         return frozenset(self._docs)
 
     def keep_docs(self, found: Mapping[Address, DocState | None]) -> None:
-        """Have documents in memory that were read while the line was held."""
+        """Have documents in memory: as they were read while the line was held, or published."""
+        docs = self._docs
         for address, state in found.items():
-            self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+            docs[address] = state
+            docs.move_to_end(address)
+        while len(docs) > _DOCUMENTS_CACHED:
+            docs.popitem(last=False)
 
     def staged_docs_of(self, scope: int, scope_id: int) -> list[Address]:
         """Addresses of the living documents of a scope."""
@@ -508,11 +512,12 @@ class Session:
     # --- the line's adopter --------------------------------------------------------------
 
     def join(self, draft: Transaction) -> None:
+        before = self._staged.docs_before
         for change in draft.doc_changes:
-            if change.address not in self._staged.docs_before:
+            address = change.address
+            if address not in before:
                 # Nothing is being stored while bodies run, so what has to be read is as published.
-                published = None if change.held_before is None else self.doc(change.address)
-                self._staged.docs_before[change.address] = published
+                before[address] = None if change.held_before is None else self.doc(address)
         self._staged.add(draft)
         if draft.removal is not None:
             self.removals.joined(draft.removal)
@@ -522,14 +527,14 @@ class Session:
     def adopt(self, drafts: list[Transaction]) -> None:
         self._staged.clear()
         rows = 0
-        participants = self.participants
+        committed = self.participants.committed
         for tx in drafts:
             rows += len(tx.writes)
-            for made in tx.conversations:
-                self._keep(self._conversations, made.id, made, _CONVERSATIONS_CACHED)
+            if tx.conversations:
+                for made in tx.conversations:
+                    self._keep(self._conversations, made.id, made, _CONVERSATIONS_CACHED)
             if tx.docs:
-                for address, state in tx.docs.items():
-                    self._keep(self._docs, address, state, _DOCUMENTS_CACHED)
+                self.keep_docs(tx.docs)
                 if self._watches.hubs:
                     self._watches.publish(tx)
             for entry in tx.entries:
@@ -538,8 +543,8 @@ class Session:
                 self._submissions.publish(tx)
             if tx.removal is not None:
                 self._forget(tx.seq, tx.removal)
-            for committed in participants.committed:
-                committed(tx)
+            for told in committed:
+                told(tx)
         self.removals.settled()
         self._services.stored(rows)
 

@@ -300,8 +300,7 @@ class Head(NamedTuple):
     """Whether the last holder closed with a flushed mark."""
 
 
-@attrs.frozen
-class Batch:
+class Batch(NamedTuple):
     """One atomic write: the rows of one or more commits, in order."""
 
     epoch: int
