@@ -15,7 +15,16 @@ from pidurable.records._codec import Codec
 from pidurable.records._entries import Conversation, Entry, Unread
 from pidurable.records._submissions import SubmissionRecord
 from pidurable.session._blobs import followed, is_reference
-from pidurable.storage import ConversationRow, EntryRow, Storage, SubmissionRow
+from pidurable.storage import (
+    ConversationRow,
+    EntryRow,
+    Storage,
+    SubmissionRow,
+    SubmissionStateRow,
+)
+
+_CHANGING = SubmissionRow._fields.index("status")
+"""The columns of a submission from here on are those of its state, in the same order."""
 
 
 def conversation_of(row: ConversationRow) -> Conversation:
@@ -93,6 +102,40 @@ def submission_of(row: SubmissionRow) -> SubmissionRecord:
         detail=row.detail,
         ended_us=row.ended_us,
     )
+
+
+def submission_row(record: SubmissionRecord, content: str) -> SubmissionRow:
+    """The row of a submission, whose content is encoded."""
+    return SubmissionRow(
+        record.id,
+        record.conversation_id,
+        record.kind,
+        record.when_busy,
+        record.request_id,
+        record.digest,
+        content,
+        record.created_us,
+        *submission_state(record)[:-1],
+    )
+
+
+def submission_state(record: SubmissionRecord) -> SubmissionStateRow:
+    """The columns of a submission that change, and its id."""
+    return SubmissionStateRow(
+        record.status,
+        record.entry,
+        record.run,
+        record.answer,
+        record.reason,
+        record.detail,
+        record.ended_us,
+        record.id,
+    )
+
+
+def changed_row(row: tuple[Any, ...], record: SubmissionRecord) -> SubmissionRow:
+    """The row of a submission that has become this record."""
+    return SubmissionRow(*row[:_CHANGING], *submission_state(record)[:-1])
 
 
 def stored_entry(row: EntryRow, codec: Codec, storage: Storage) -> Entry:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pidurable.records._checks import is_id
-from pidurable.storage import Op, Storage, SubmissionRow
+from pidurable.session._rows import changed_row
+from pidurable.storage import Storage, SubmissionRow
 
 if TYPE_CHECKING:
     from pidurable.session._transaction import Transaction
@@ -60,35 +61,25 @@ class Submissions:
             self._keep_open(made.id, {})
         if not tx.submissions:
             return
-        new = {row[0]: SubmissionRow(*row) for op, row in tx.writes if op is Op.SUBMISSION}
+        kept = self._rows
         for id, record in tx.submissions.items():
             conversation = record.conversation_id
             still_open = self._open.get(conversation)
-            row = new.get(id) or self._rows.get(id) or (still_open or {}).get(id)
+            row = tx.new_submission(id) or kept.get(id) or (still_open or {}).get(id)
             if row is None or len(row.content) > _CHARACTERS_KEPT:
-                self._rows.pop(id, None)
+                kept.pop(id, None)
                 self._open.pop(conversation, None)
                 continue
-            row = SubmissionRow(
-                *row[:8],
-                record.status,
-                record.entry,
-                record.run,
-                record.answer,
-                record.reason,
-                record.detail,
-                record.ended_us,
-            )
-            self._rows[id] = row
-            self._rows.move_to_end(id)
+            row = kept[id] = changed_row(row, record)
+            kept.move_to_end(id)
             if still_open is not None:
                 if record.status in _OPEN:
                     still_open[id] = row
                     self._keep_open(conversation, still_open)
                 else:
                     still_open.pop(id, None)
-        while len(self._rows) > _ROWS_KEPT:
-            self._rows.popitem(last=False)
+        while len(kept) > _ROWS_KEPT:
+            kept.popitem(last=False)
 
     def _keep_open(self, conversation: int, rows: dict[int, SubmissionRow]) -> None:
         if len(rows) > _OPEN_KEPT or any(

@@ -30,12 +30,12 @@ from pidurable.session._entry_form import EncodedEntry, encode_entry
 from pidurable.session._fork_work import ForkWork
 from pidurable.session._forks import Fork, is_counted, lineage
 from pidurable.session._removals import Removal
+from pidurable.session._rows import changed_row, submission_row, submission_state
 from pidurable.storage import (
     ConversationRow,
     EntryRow,
     Op,
     SubmissionRow,
-    SubmissionStateRow,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 _NO_BLOBS: frozenset[str] = frozenset()
 PRINCIPAL_CHARACTERS_MAX = 1000
-_CHANGING = SubmissionRow._fields.index("status")
-"""From here on the columns of a submission's row are those of its state, which has its id behind
-them."""
 
 
 def text_digest(text: str) -> str:
@@ -467,47 +464,22 @@ class Transaction(ForkWork):
             self.unique[("request", record.conversation_id, record.request_id)] = record.id
         self._submitted = self._submitted or {}
         self._submitted[record.id] = len(self.writes)
-        self.writes.append(
-            (
-                Op.SUBMISSION,
-                SubmissionRow(
-                    record.id,
-                    record.conversation_id,
-                    record.kind,
-                    record.when_busy,
-                    record.request_id,
-                    record.digest,
-                    content,
-                    record.created_us,
-                    record.status,
-                    record.entry,
-                    record.run,
-                    record.answer,
-                    record.reason,
-                    record.detail,
-                    record.ended_us,
-                ),
-            )
-        )
+        self.writes.append((Op.SUBMISSION, submission_row(record, content)))
 
     def update_submission(self, record: SubmissionRecord) -> None:
         """Stage the changing columns of a submission; one that is new here is stored once."""
         self._check_open()
         self.submissions = self.submissions or {}
         self.submissions[record.id] = record
-        state = SubmissionStateRow(
-            record.status,
-            record.entry,
-            record.run,
-            record.answer,
-            record.reason,
-            record.detail,
-            record.ended_us,
-            record.id,
-        )
         place = self._submitted.get(record.id)
         if place is None:
-            self.writes.append((Op.SUBMISSION_STATE, state))
+            self.writes.append((Op.SUBMISSION_STATE, submission_state(record)))
         else:
             row = self.writes[place][1]
-            self.writes[place] = (Op.SUBMISSION, SubmissionRow(*row[:_CHANGING], *state[:-1]))
+            self.writes[place] = (Op.SUBMISSION, changed_row(row, record))
+
+    def new_submission(self, id: int) -> SubmissionRow | None:
+        """The row of a submission that this commit makes; None for any other."""
+        place = self._submitted.get(id)
+        row: SubmissionRow | None = None if place is None else self.writes[place][1]
+        return row
