@@ -17,6 +17,7 @@ Bytes are checked against their name whenever they are read. What is missing or 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -27,12 +28,17 @@ from pidurable.storage import (
     Batch,
     EntryRow,
     Op,
+    RevisionRow,
+    SignalRow,
     StartRow,
     Storage,
     SubmissionRow,
 )
 
-__all__ = ["digest", "followed", "is_digest", "is_reference", "moved_blobs", "with_blobs"]
+__all__ = [
+    *("are_short", "digest", "followed", "is_digest"),
+    *("is_reference", "moved_blobs", "with_blobs"),
+]
 
 _REFERENCE = re.compile("@([0-9a-f]{64})")
 
@@ -44,8 +50,46 @@ _MOVED: dict[Op, tuple[int, ...]] = {
 }
 """By kind of write, which of its parameters are moved when they are large."""
 
-_SMALL_CHARACTERS = BLOB_BYTES_MIN // 4
-"""A text of no more characters than this needs no count of its bytes."""
+
+def _span(columns: tuple[str, ...], first: str, last: str) -> slice:
+    return slice(columns.index(first), columns.index(last) + 1)
+
+
+_NONE = slice(0)
+_TEXTS: dict[Op, slice] = {
+    Op.CONVERSATION: _NONE,
+    Op.ENTRY: _span(EntryRow._fields, "edits", "data"),
+    Op.TASK: _NONE,
+    Op.TASK_INPUT: slice(1, 2),
+    Op.TASK_STATE: _NONE,
+    Op.CHECKPOINT: slice(2, 3),
+    Op.CHECKPOINT_DELETE: _NONE,
+    Op.WAIT: slice(1, 2),
+    Op.WAIT_DELETE: _NONE,
+    Op.OUTCOME: slice(1, 2),
+    Op.MEMO: slice(2, 3),
+    Op.SIGNAL: _span(SignalRow._fields, "payload", "payload"),
+    Op.SIGNAL_READ: _NONE,
+    Op.SUBMISSION: _span(SubmissionRow._fields, "content", "content"),
+    Op.SUBMISSION_STATE: _NONE,
+    Op.DOCUMENT: _NONE,
+    Op.REVISION: _span(RevisionRow._fields, "value", "value"),
+}
+"""By kind of write, where the parameters stand that may be long, moved or not. Other kinds are of
+no ordinary commit."""
+
+SHORT_CHARACTERS = BLOB_BYTES_MIN // 4
+"""A text of no more characters than this is short: its bytes need not be counted."""
+
+
+def are_short(writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> bool:
+    """Whether these are the writes of an ordinary commit, without a long text."""
+    try:
+        texts = [row[_TEXTS[op]] for op, row in writes]
+    except KeyError:
+        return False
+    lengths = map(len, filter(None, itertools.chain.from_iterable(texts)))
+    return max(lengths, default=0) <= SHORT_CHARACTERS
 
 
 def digest(data: bytes) -> str:
@@ -101,13 +145,14 @@ class _BlobStorage:
         return getattr(self._storage, name)
 
     def apply(self, batch: Batch) -> None:
-        large = {
-            place: found
-            for place, (op, row) in enumerate(batch.writes)
-            if op in _MOVED and (found := _large(row, _MOVED[op]))
-        }
-        if large:
-            batch = batch._replace(writes=_with_moved(batch.writes, large))
+        if not batch.short:
+            large = {
+                place: found
+                for place, (op, row) in enumerate(batch.writes)
+                if op in _MOVED and (found := _large(row, _MOVED[op]))
+            }
+            if large:
+                batch = batch._replace(writes=_with_moved(batch.writes, large))
         self._storage.apply(batch)
 
     def blob(self, sha256: str) -> bytes | None:
@@ -170,7 +215,7 @@ def _large(row: tuple[Any, ...], columns: tuple[int, ...]) -> _Large:
     found: _Large = {}
     for column in columns:
         text = row[column]
-        if text is None or len(text) <= _SMALL_CHARACTERS:
+        if text is None or len(text) <= SHORT_CHARACTERS:
             continue
         data = text.encode()
         if len(data) > BLOB_BYTES_MIN:

@@ -19,11 +19,11 @@ are. An edit therefore costs O(range), once, when somebody next asks for the con
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, final, overload
 
-from pidurable.errors import check
+from pidurable.errors import InternalError
 from pidurable.records._entries import Entry, kept_edits, kept_messages, own_message
 from pidurable.records._messages import (
     AssistantMessage,
@@ -181,10 +181,8 @@ def of_systems(context: ModelContext, derive: Callable[[ModelContext], T]) -> T:
 
     Kept until there is another one: every request asks for the same.
     """
-    exchange, length = context._exchange, len(context)
-    count = len(exchange.systems)
-    while count and exchange.systems[count - 1] >= length:
-        count -= 1
+    exchange = context._exchange
+    count = bisect_left(exchange.systems, context._length)
     # Where each of them stands does not change; the one that moves to the front is the first.
     kept = exchange.derived.get(derive)
     if kept is None or kept[0] != count:
@@ -260,9 +258,11 @@ class Exchange:
         """
         if entry.head is not None:
             return False
-        if any(e.target in self._targets or e.target == entry.id for e in kept_edits(entry)):
+        edits = kept_edits(entry)
+        if edits and any(e.target in self._targets or e.target == entry.id for e in edits):
             return False
-        check(entry.id > self.newest, f"entry {entry.id} came after entry {self.newest}")
+        if entry.id <= self.newest:
+            raise InternalError(f"entry {entry.id} came after entry {self.newest}")
         self.newest = entry.id
         self._targets.add(entry.id)
         self._put(entry, kept_messages(entry))

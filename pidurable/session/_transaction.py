@@ -8,7 +8,6 @@ made it. The transaction and its drafts die with the body.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +183,9 @@ class Transaction(ForkWork):
         if encoded.edits or encoded.messages:
             for edit in encoded.edits:
                 self._check_entry(conversation_id, edit.target)
-            self.check_images(encoded.messages, *(edit.messages or () for edit in encoded.edits))
+            self.check_images(encoded.messages)
+            for edit in encoded.edits:
+                self.check_images(edit.messages or ())
         if encoded.head is not None and encoded.head != 0:
             self._check_entry(conversation_id, encoded.head)
 
@@ -433,13 +434,13 @@ class Transaction(ForkWork):
         """Whether bytes are stored under this name, or were put by this commit."""
         return is_digest(sha256) and (sha256 in self.blobs or self._session.staged_blob(sha256))
 
-    def check_images(self, *messages: Iterable[Message]) -> None:
+    def check_images(self, messages: Iterable[Message]) -> None:
         """Refuse images whose bytes are not stored: no request could ever show them.
 
         Raises:
             NotFoundError: Names the first one.
         """
-        for message in itertools.chain(*messages):
+        for message in messages:
             if isinstance(message, SystemMessage):
                 continue
             for block in message.blocks:

@@ -15,8 +15,6 @@ not for this module to judge.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any, final
 
 import trio
@@ -28,41 +26,12 @@ from pidurable.errors import (
 )
 from pidurable.records._limits import Settings
 from pidurable.session._batch import Draft, OpenBatch
+from pidurable.session._blobs import are_short
 from pidurable.session._seams import Failpoints, ThreadWorker, Worker, real_seconds
-from pidurable.storage import (
-    Batch,
-    EntryRow,
-    Op,
-    RevisionRow,
-    SignalRow,
-    Storage,
-    SubmissionRow,
-)
+from pidurable.storage import Batch, Op, Storage
 
 _INLINE_WRITES_MAX = 64
 """Rows of a batch that is still small enough to be written in the loop."""
-
-_INLINE_CHARACTERS_MAX = 16 * 1024
-"""Of one text in a flushed batch that is written in the loop."""
-
-_TEXTS: dict[Op, tuple[int, ...]] = {
-    Op.ENTRY: tuple(EntryRow._fields.index(name) for name in ("edits", "messages", "data")),
-    Op.TASK_INPUT: (1,),
-    Op.CHECKPOINT: (2,),
-    Op.WAIT: (1,),
-    Op.OUTCOME: (1,),
-    Op.MEMO: (2,),
-    Op.SIGNAL: (SignalRow._fields.index("payload"),),
-    Op.SUBMISSION: (SubmissionRow._fields.index("content"),),
-    Op.REVISION: (RevisionRow._fields.index("value"),),
-}
-"""By kind of write, the columns that may be long."""
-
-_ORDINARY = frozenset(_TEXTS) | {
-    *(Op.CONVERSATION, Op.TASK, Op.TASK_STATE, Op.CHECKPOINT_DELETE, Op.WAIT_DELETE),
-    *(Op.SIGNAL_READ, Op.SUBMISSION_STATE, Op.DOCUMENT),
-}
-"""What the commits of a running session write. Other kinds store bytes, or remove many rows."""
 
 QUICK_FLUSH_SECONDS = 0.001
 """A flush of a small batch that takes no longer may be waited for in the loop."""
@@ -150,6 +119,7 @@ class BatchWriter:
             next_id=next_id,
             flush=flush and self._power,
             writes=writes,
+            short=are_short(writes),
         )
 
     async def store(self, stored: Batch, batch: OpenBatch) -> PidurableError | None:
@@ -188,7 +158,7 @@ class BatchWriter:
         apply = self._storage.apply
         if small and stored.flush:
             small = False
-            if self._pace is not None and _are_short(stored.writes):
+            if self._pace is not None and stored.short:
                 apply = functools.partial(self._apply_measured, self._pace)
                 small = len(batch.members) == 1 and self._pace.is_quick
         while True:
@@ -226,16 +196,3 @@ class BatchWriter:
         finally:
             # One that was refused may have waited for a lock.
             pace.took(real_seconds() - began)
-
-
-def _are_short(writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> bool:
-    """Whether these are the writes of an ordinary commit, without a long text."""
-    if not _ORDINARY.issuperset(map(itemgetter(0), writes)):
-        return False
-    for op, row in writes:
-        if op in _TEXTS:
-            for column in _TEXTS[op]:
-                text = row[column]
-                if text is not None and len(text) > _INLINE_CHARACTERS_MAX:
-                    return False
-    return True

@@ -311,6 +311,8 @@ class Batch(NamedTuple):
     writes: Sequence[tuple[Op, tuple[Any, ...]]]
     clean: bool = False
     """The closing batch: marks the store as cleanly closed."""
+    short: bool = False
+    """Whether it is known to hold no long text, so that nobody need look for one; else it may."""
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,14 @@ from pidurable.errors import InvalidArgumentError, NotFoundError, StorageCorrupt
 from pidurable.records._entries import Edit, Entry, entry
 from pidurable.records._limits import BLOB_BYTES_MIN, Settings
 from pidurable.records._messages import ImageBlock, TextBlock, UserMessage
-from pidurable.session._blobs import followed, with_blobs
+from pidurable.session._blobs import (
+    _MOVED,
+    SHORT_CHARACTERS,
+    are_short,
+    followed,
+    moved_blobs,
+    with_blobs,
+)
 from pidurable.session._session import Session
 from pidurable.session._transaction import Transaction
 from pidurable.storage import Batch, EntryRow, MemoryStorage, Op
@@ -314,6 +321,23 @@ async def test_a_damaged_input_of_one_task_does_not_hold_up_the_others() -> None
     assert [row.task for row in storage.task_starts([1, 2, 3])] == [1, 2]
     with pytest.raises(StorageCorruptError, match=r"the input of task 3: blob .* is missing"):
         storage.task_input(3)
+
+
+@pytest.mark.parametrize("op", _MOVED, ids=lambda op: op.name)
+def test_nothing_that_is_moved_is_taken_for_short(op: Op) -> None:
+    """Writes are short while none of their texts is long, wherever it would be moved from."""
+    row = tuple("s" * SHORT_CHARACTERS for _ in range(20))
+    assert are_short([(Op.TASK_STATE, (1,)), (op, row), (op, (None,) * 20)])
+    for column in _MOVED[op]:
+        long = (*row[:column], "l" * (SHORT_CHARACTERS + 1), *row[column + 1 :])
+        assert not are_short([(op, row), (op, long)])
+        assert moved_blobs(op, (*row[:column], "l" * (BLOB_BYTES_MIN + 1), *row[column + 1 :]))
+
+
+def test_writes_of_another_kind_are_not_taken_for_short() -> None:
+    """Bytes, say, or what a collection removes: nobody has looked at what those hold."""
+    assert are_short([])
+    assert not are_short([(Op.WAIT_DELETE, (1,)), (Op.BLOB, ("name", b""))])
 
 
 # --- bytes of one's own -----------------------------------------------------------------------
