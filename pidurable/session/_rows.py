@@ -135,7 +135,7 @@ def submission_state(record: SubmissionRecord) -> SubmissionStateRow:
 
 def changed_row(row: tuple[Any, ...], record: SubmissionRecord) -> SubmissionRow:
     """The row of a submission that has become this record."""
-    return SubmissionRow(*row[:_CHANGING], *submission_state(record)[:-1])
+    return SubmissionRow._make((*row[:_CHANGING], *submission_state(record)[:-1]))
 
 
 def stored_entry(row: EntryRow, codec: Codec, storage: Storage) -> Entry:

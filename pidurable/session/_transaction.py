@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pidurable.errors import (
     InvalidArgumentError,
@@ -482,5 +482,4 @@ class Transaction(ForkWork):
     def new_submission(self, id: int) -> SubmissionRow | None:
         """The row of a submission that this commit makes; None for any other."""
         place = self._submitted.get(id)
-        row: SubmissionRow | None = None if place is None else self.writes[place][1]
-        return row
+        return None if place is None else cast("SubmissionRow", self.writes[place][1])
