@@ -27,6 +27,14 @@ def clean_output(text: str) -> str:
     return plain
 
 
+def _surely_fits(text: str, bytes_max: int, lines_max: int) -> bool:
+    """Whether a text is within limits, however its characters are encoded.
+
+    Four bytes a character at most: the exact count is taken only where it may matter.
+    """
+    return len(text) <= bytes_max // 4 and text.count("\n") < lines_max
+
+
 class OutputCollector:
     """Keeps the head or the tail of an output, bounded in bytes and lines, and counts the rest."""
 
@@ -44,8 +52,7 @@ class OutputCollector:
             self.dropped_bytes += len(text.encode())
             return
         self._text += text
-        # Four bytes a character at most: the exact count is taken only where it may matter.
-        if len(self._text) > self._bytes_max // 4 or self._text.count("\n") >= self._lines_max:
+        if not _surely_fits(self._text, self._bytes_max, self._lines_max):
             self._cut()
 
     def _cut(self) -> None:
@@ -95,6 +102,9 @@ class OutputCollector:
 
 def bounded_output(text: str, *, bytes_max: int, lines_max: int, keep: Keep) -> str:
     """A whole text, cleaned and cut to a tool's limits with a mark."""
+    text = clean_output(text)
+    if _surely_fits(text, bytes_max, lines_max):
+        return text
     collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
     collector.add(text)
     return collector.marked()

@@ -125,12 +125,19 @@ class Bounds:
     tool: Tool[..., Any] | None
 
 
+def _text_bytes_max(bytes_max: int, value_bytes_max: int) -> int:
+    """Of a tool's bytes, as many as can be stored.
+
+    A text takes up to twice its bytes in JSON, and must fit one value with what is around it.
+    """
+    return min(bytes_max, value_bytes_max // 8)
+
+
 def bounds_of(tool: Tool[..., Any] | None, value_bytes_max: int) -> Bounds:
     """The bounds of a tool's results; those of any tool where it is gone."""
     bytes_max = OUTPUT_BYTES_MAX if tool is None else tool.output_bytes_max
     return Bounds(
-        # A text takes up to twice its bytes in JSON, and must fit one value with what is around it.
-        bytes_max=min(bytes_max, value_bytes_max // 8),
+        bytes_max=_text_bytes_max(bytes_max, value_bytes_max),
         lines_max=OUTPUT_LINES_MAX if tool is None else tool.output_lines_max,
         keep="head" if tool is None else tool.output_keep,
         value_bytes_max=value_bytes_max,
@@ -148,8 +155,13 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
     """
     if type(returned) is str and progress.details is None and not progress.diagnostics:
         # What nearly every tool returns, in the same form as all the rest.
-        bounds = bounds_of(tool, progress.value_bytes_max)
-        return FinalResult(blocks=(_bounded_text(returned, bounds, bounds.bytes_max),))
+        text = bounded_output(
+            returned,
+            bytes_max=_text_bytes_max(tool.output_bytes_max, progress.value_bytes_max),
+            lines_max=tool.output_lines_max,
+            keep=tool.output_keep,
+        )
+        return FinalResult(blocks=(TextBlock(text=text),))
     result = returned if isinstance(returned, ToolResult) else ToolResult(_content(returned))
     if result.content is None:
         # Already bounded, and its mark counts everything that was dropped.
