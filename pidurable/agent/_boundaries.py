@@ -21,6 +21,7 @@ Writes go first, then the items of users, each in order of arrival. Holds at all
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from pidurable.session._entry_form import EncodedEntry, decode_entry
 from pidurable.tasks._transaction import TreeTransaction
 
 if TYPE_CHECKING:
+    from pidurable.agent._generation import Generation
     from pidurable.session._session import Session
 
 WRITE = "write"
@@ -65,6 +67,14 @@ class GenerationInput:
     """Rounds in a row, up to the one before this, that handed off to a fresh context."""
 
 
+@functools.cache
+def generation_class() -> type[Generation]:
+    """The definition of generations, whose module needs this one."""
+    from pidurable.agent._generation import Generation
+
+    return Generation
+
+
 # --- placing ------------------------------------------------------------------------------------
 
 
@@ -77,9 +87,7 @@ def start_run(
     tx: TreeTransaction, conversation_id: int, items: Sequence[Any], *, turn: int = 1
 ) -> int:
     """Place the items of users and create the first generation of a run that answers them."""
-    from pidurable.agent._generation import Generation
-
-    run = tx.create_task(Generation, GenerationInput(), conversation=conversation_id)
+    run = tx.create_task(generation_class(), GenerationInput(), conversation=conversation_id)
     place(tx, conversation_id, items, run=run)
     update_doc(
         tx,

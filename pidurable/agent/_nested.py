@@ -8,6 +8,7 @@ called is found again by its place among the calls without a key, or by its key.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, final
 
 import trio
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pidurable.agent._services import AgentServices
+    from pidurable.agent._tool_call import ToolTask
     from pidurable.records._ids import TaskId
     from pidurable.records._messages import Block
     from pidurable.records._tasks import Outcome
@@ -145,6 +147,14 @@ class NestedCalls:
         raise InvalidArgumentError("execute_tool", problem, show(asked.name))
 
 
+@functools.cache
+def _tool_class() -> type[ToolTask]:
+    """The definition of calls, whose module needs this one."""
+    from pidurable.agent._tool_call import ToolTask
+
+    return ToolTask
+
+
 @final
 class _Creation(Asked):
     """One call, until its task is created or found again: the value is its id."""
@@ -162,12 +172,10 @@ class _Creation(Asked):
         self.is_new = False
 
     def make(self, tx: TaskTransaction[Any, Any]) -> TaskId[ToolReceipt]:
-        from pidurable.agent._tool_call import ToolTask
-
         given = self._calls.input_of(self.name, self.arguments)
         # Others share the commit, and may have made it under the same key.
         before = len(tx.fresh)
-        task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")
+        task = tx.create_task(_tool_class(), given, key=f"pi.tool {self.step}")
         self.is_new = len(tx.fresh) != before
         return task
 

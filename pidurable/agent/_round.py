@@ -16,6 +16,7 @@ from pidurable.agent._attempts import append_result, no_such_tool
 from pidurable.agent._boundaries import (
     GenerationInput,
     end_run,
+    generation_class,
     move_to_fresh_context,
     place_after_round,
 )
@@ -30,6 +31,7 @@ from pidurable.agent._documents import (
     update_doc,
 )
 from pidurable.agent._selection import with_tools
+from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import NoResultError, ResultUnreadableError, UnknownTaskError
 from pidurable.records._ids import TaskId
 from pidurable.records._limits import HANDOFFS_MAX
@@ -91,8 +93,6 @@ def begin_round(
 
 
 def _create_call(tx: Tx, entry: int, index: int, call: ToolCallBlock) -> int:
-    from pidurable.agent._tool_call import ToolTask
-
     return tx.create_task(
         ToolTask,
         ToolInput(assistant=entry, index=index, name=call.name, arguments=call.arguments),
@@ -289,8 +289,6 @@ def next_turn(
         prepared: The request that the sibling begins with, unless something came since that a
             request can tell. None lets it begin by preparing one.
     """
-    from pidurable.agent._generation import Generation
-
     conversation = ctx.conversation_id
     run = run_of(ctx)
     if not place_after_round(ctx.settings, tx, conversation, run):
@@ -303,7 +301,7 @@ def next_turn(
     if prepared is not None and prepared.stands(tx, conversation):
         begins = prepared.fix(tx, conversation)
     following = tx._create(
-        Generation, taken_over, owner=None, conversation=conversation, begins=begins
+        generation_class(), taken_over, owner=None, conversation=conversation, begins=begins
     )
     update_doc(
         tx,

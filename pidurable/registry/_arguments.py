@@ -93,7 +93,7 @@ def function_schema(shape: FunctionShape, extension: str) -> ArgumentSchema:
             describes a parameter that does not exist.
         MissingExtraError: pydantic or griffe is not installed.
     """
-    pydantic = _import_pydantic()
+    pydantic, core = _import_pydantic()
     hints = shape.hints
     if hints is None:
         try:
@@ -138,7 +138,7 @@ def function_schema(shape: FunctionShape, extension: str) -> ArgumentSchema:
     return ArgumentSchema(
         schema=schema,
         description=description,
-        check=lambda arguments: _check_call(pydantic, adapter, arguments),
+        check=lambda arguments: _check_call(core, adapter, arguments),
     )
 
 
@@ -193,24 +193,22 @@ def schema_validator(schema: JsonValue, where: str) -> Callable[[JsonValue], lis
     return problems
 
 
-def _import_pydantic() -> Any:
+def _import_pydantic() -> tuple[Any, Any]:
+    """pydantic, and its core."""
     try:
         import pydantic
         import pydantic_core
     except ImportError as error:
         raise MissingExtraError("agent", "a tool's schema") from error
-    del pydantic_core
-    return pydantic
+    return pydantic, pydantic_core
 
 
-def _check_call(pydantic: Any, adapter: Any, arguments: JsonValue) -> dict[str, Any]:
-    from pydantic_core import ArgsKwargs
-
+def _check_call(core: Any, adapter: Any, arguments: JsonValue) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ToolArgumentsError(f"the arguments must be a JSON object, got {show(arguments)}")
     try:
-        return dict(adapter.validate_python(ArgsKwargs((), arguments)))
-    except pydantic.ValidationError as error:
+        return dict(adapter.validate_python(core.ArgsKwargs((), arguments)))
+    except core.ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
         known = list(adapter.json_schema().get("properties", {}))
         raise ToolArgumentsError(

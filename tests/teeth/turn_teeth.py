@@ -190,8 +190,8 @@ TEETH = (
     TurnTooth(
         name="make a nested call anew when its caller runs again",
         module="agent/_nested.py",
-        find='task = tx.create_task(ToolTask, given, key=f"pi.tool {self.step}")',
-        become="task = tx.create_task(ToolTask, given)",
+        find='task = tx.create_task(_tool_class(), given, key=f"pi.tool {self.step}")',
+        become="task = tx.create_task(_tool_class(), given)",
     ),
     TurnTooth(
         name="leave the newest messages out of a summary that replaces them",
