@@ -81,6 +81,8 @@ class Commands:
     _answered: list[str] = attrs.field(init=False, factory=list)
     """Names of what has its answer and lies in the box: what cannot be removed now, or by whoever
     was cancelled, is removed at a later look, or found answered by the next holder."""
+    _unremoved: PidurableError | None = attrs.field(init=False, default=None)
+    """Why the last of them could not be removed, if so. It keeps nobody else waiting."""
     _told: set[str] = attrs.field(init=False, factory=set)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _works: deque[_Taken] = attrs.field(init=False, factory=deque)
@@ -132,18 +134,31 @@ class Commands:
         """Keys of what was taken and has no answer yet."""
         return [each.command.id for each in (*self._taken, *self._works) if not each.done]
 
-    @trio.lowlevel.enable_ki_protection
     async def apply_waiting(self) -> int:
         """Apply all that waits now, and return how many got an answer.
 
         Raises:
             StorageRefusedError, StorageAccessError: They could not be taken, or their answers
-                could not be stored. They wait for the next look.
+                could not be stored, or they could not be removed from the box. They wait for the
+                next look.
         """
+        count, unremoved = await self._apply_all()
+        if unremoved is not None:
+            raise unremoved
+        return count
+
+    async def take_in(self) -> None:
+        """Apply all that waits now, like `apply_waiting`; what stays in the box does no harm."""
+        await self._apply_all()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _apply_all(self) -> tuple[int, PidurableError | None]:
         session, count = self._harness.session, 0
         async with self._turn:
+            self._unremoved = None
             while self._is_left() or session.storage.command_box.has_news():
-                if not self._taken and not await self._take() and not self._answered:
+                found = bool(self._taken) or await self._take()
+                if not found and (self._unremoved is not None or not self._answered):
                     break
                 works = [each for each in self._taken if _kind(each).work is not None]
                 if works:
@@ -152,7 +167,7 @@ class Commands:
                     self._work_came.set()
                 if self._is_left():
                     count += await self._apply_taken()
-        return count
+            return count, self._unremoved
 
     def _is_left(self) -> bool:
         return bool(self._taken or self._answered)
@@ -222,6 +237,10 @@ class Commands:
             except _ENDED:
                 return
             except PidurableError as error:
+                if taken.done:
+                    # A later look removes its file; what comes behind it does not wait for that.
+                    self._answered.append(taken.name)
+                    return
                 logger.warning("command %s waits: %s", taken.command.id, error)
                 await trio.sleep(_AFTER_TROUBLE_SECONDS)
             else:
@@ -275,11 +294,18 @@ class Commands:
         done = [each for each in taken if each.done]
         self._answered += [each.name for each in done]
         self._taken = [each for each in taken if not each.done]
-        if self._answered:
-            await session.blocking.run(self._forget_answered)
+        await self._remove_answered()
         if trouble:
             raise trouble[0]
         return len(done)
+
+    async def _remove_answered(self) -> None:
+        self._unremoved = None
+        try:
+            if self._answered:
+                await self._harness.session.blocking.run(self._forget_answered)
+        except (StorageRefusedError, StorageAccessError) as error:
+            self._unremoved = error
 
     def _forget_answered(self) -> None:
         box = self._harness.session.storage.command_box

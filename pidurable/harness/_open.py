@@ -82,7 +82,7 @@ class Harness(PermissionCalls, OverviewCalls, Participant):
         self._closed = False
         self._collector = Collector(runtime)
         self._commands = Commands(harness=self, starts=starts)
-        self._collector.take_in = self._commands.apply_waiting
+        self._collector.take_in = self._commands.take_in
         self._collector.in_hand = self._commands.in_hand
 
     # --- conversations -------------------------------------------------------------------
@@ -534,7 +534,8 @@ class Harness(PermissionCalls, OverviewCalls, Participant):
         Args:
             older_than: How long ago the last task of a tree must have ended. By the wall clock.
             keep_outcomes: The roots stay with their outcomes, without their inputs.
-            dry_run: Only tell what would go.
+            dry_run: Only tell what would go, by what is stored now: what other processes have
+                handed in, and nobody has applied, is not looked at.
 
         Raises:
             InvalidArgumentError: `older_than` is negative, or no timedelta.

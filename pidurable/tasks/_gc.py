@@ -85,7 +85,13 @@ class Collector:
         async with self._turn:
             if dry_run:
                 now_us = self._session.clock.now_us()
-                survey = Survey(self._raw, now_us=now_us, before_us=before_us, keep=keep)
+                survey = Survey(
+                    self._raw,
+                    now_us=now_us,
+                    before_us=before_us,
+                    keep=keep,
+                    in_hand=self.in_hand(),
+                )
                 await self._drive(survey.steps(), lambda _: None)
                 return make_report(survey.tally, dry_run=True, before=before, kept=survey.kept)
             # Where what waits cannot be looked at, nothing is begun. What has no room in the store

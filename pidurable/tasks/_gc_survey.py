@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, ClassVar
 
 from pidurable.session._removals import Removal
@@ -72,13 +72,27 @@ class _Gone:
 class Survey:
     """One dry run."""
 
-    def __init__(self, storage: Storage, *, now_us: int, before_us: int, keep: bool) -> None:
-        """Look at a storage that shows large values as they are stored, by reference."""
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        now_us: int,
+        before_us: int,
+        keep: bool,
+        in_hand: Iterable[str] = (),
+    ) -> None:
+        """Look at a storage that shows large values as they are stored, by reference.
+
+        Args:
+            storage: The store.
+            now_us, before_us, keep: As of the collection.
+            in_hand: Keys of commands that the holder has taken and not answered.
+        """
         self.tally = Tally()
         self.kept: dict[str, int] = {}
         self._storage = storage
         self._before_us = before_us
-        self._answers_before_us = answers_before_us(now_us, before_us)
+        self._answers_before_us = answers_before_us(now_us, before_us, in_hand)
         self._keep = keep
         self._swept = False
         """Whether all retired documents were counted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from pidurable.errors import (
     UnknownTaskError,
     WaitTimeoutError,
 )
+from pidurable.harness._command_kinds import KINDS
 from pidurable.harness._open import open_quiet_harness
 from pidurable.records._commands import (
     Command,
@@ -728,7 +729,7 @@ async def test_what_cannot_be_removed_until_its_answer_has_gone_is_not_done_agai
         await trio.sleep(2)
         place = box.find(key)
         store.world.storage.clear()
-        await trio.sleep(5)
+        await harness.apply_commands()
 
         assert (gone.answers, place) == (1, "taken")
         assert session.storage.command(key) is None
@@ -736,10 +737,16 @@ async def test_what_cannot_be_removed_until_its_answer_has_gone_is_not_done_agai
 
 
 async def test_what_a_holder_has_in_hand_when_it_dies_is_done_by_the_next(
-    store: Store, autojump_clock: MockClock
+    store: Store, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where that holder has removed answers meanwhile: those of later keys wait for it."""
+
+    async def takes_for_ever(harness: Harness, **fields: Any) -> None:
+        await trio.sleep_forever()
+
+    slow = attrs.evolve(KINDS["gc"], work=takes_for_ever)
     async with store.world.open() as harness:
+        monkeypatch.setitem(KINDS, "gc", slow)
         session = harness.session
         assert isinstance(session.clock, TrioClock)
         now_us, uuid = session.clock.now_us(), session.randomness.uuid()
@@ -749,25 +756,54 @@ async def test_what_a_holder_has_in_hand_when_it_dies_is_done_by_the_next(
                 "resume", id=id, tasks=[await (await harness.root()).create_task(Patient, "")]
             )
         await harness.apply_commands()
-        # What comes first cannot be put away, so the other waits its turn.
-        store.world.storage.add(Fault.refuse("command_box.forget", times=10_000))
-        for id in ("stuck", waits):
+        # What comes first takes its time, so the other waits its turn.
+        for id in ("slow", waits):
             store.hand_in("gc", id=id, older_than_us=30 * 86_400_000_000)
         await harness.apply_commands()
         await trio.sleep(2)
         session.clock.step_us += timedelta(days=8) // US
+        told = await harness.gc(older_than=timedelta(0), dry_run=True)
         gone = await harness.gc(older_than=timedelta(0))
         left = [row[0] for row in session.storage.scan(RecordKind.COMMAND)]
         place = store.base.command_box.find(waits)
+    monkeypatch.undo()
     async with store.world.open() as harness:
         await trio.sleep(2)
         final = await harness.gc(older_than=timedelta(0))
 
-    assert (gone.answers, left) == (2, ["", later, "stuck"])
+    assert (told.answers, gone.answers, left) == (1, 1, ["", later])
     assert place == "taken"
     assert "value" in store.answer(waits)
     assert store.base.command_box.find(waits) is None
     assert final.answers == 1
+
+
+async def test_a_file_that_cannot_be_removed_holds_up_no_later_command(
+    store: Store, autojump_clock: MockClock
+) -> None:
+    """Of those that take many commits too, and no collection; it is removed once it can be."""
+    async with store.world.open() as harness:
+        box = store.base.command_box
+        task = await (await harness.root()).create_task(Patient, "x")
+        await harness.abort_task(task)
+        store.world.storage.add(Fault.fail("command_box.forget", times=10_000))
+        for id in ("first", "second"):
+            store.hand_in("gc", id=id, older_than_us=0)
+            with suppress(StorageAccessError):  # of the one before
+                await harness.apply_commands()
+            await trio.sleep(2)
+            assert "value" in store.answer(id)
+        store.hand_in("abort", id="third", tasks=[task])
+        with pytest.raises(StorageAccessError):
+            await harness.apply_commands()
+        assert (await harness.gc(older_than=timedelta(0))).dry_run is False
+        places = {box.find(id) for id in ("first", "second", "third")}
+        store.world.storage.clear()
+        await harness.apply_commands()
+
+        assert "error" in store.answer("third")  # its task went with the first
+        assert places == {"taken"}
+        assert {box.find(id) for id in ("first", "second", "third")} == {None}
 
 
 async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
