@@ -86,12 +86,6 @@ class Starts:
         self.slots[kind] = self.slots.get(kind, 0) + count
         self.taken += count
 
-    def include(self, others: Starts) -> None:
-        """Count those of another commit, too."""
-        self.invocations += others.invocations
-        for kind, count in others.slots.items():
-            self.take(kind, count)
-
     def add(
         self, node: Node, definition: Task[Any, Any, Any], *, aborting: bool, takes_slot: bool
     ) -> None:

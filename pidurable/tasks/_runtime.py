@@ -202,16 +202,20 @@ class Runtime(SessionTree, Participant):
             self.cycles.stage(self.staged, tx.view.nodes.values())
 
     def reverted(self) -> None:
-        self.staged.nodes.clear()
-        self.staged.intents = False
-        self.staged_signals.clear()
-        self.staged_memos.clear()
-        self.cycles.unstage()
+        self._unstage()
         self.scheduler.reverted()
 
+    def _unstage(self) -> None:
+        """The batch was published, or failed: nothing is staged any more."""
+        if self.staged.nodes:
+            self.staged.nodes.clear()
+            self.staged.intents = False
+            self.cycles.unstage()
+        self.staged_signals.clear()
+        self.staged_memos.clear()
+
     def committed(self, tx: Any) -> None:
-        if self.staged.nodes or self.staged_signals or self.staged_memos:
-            self.reverted()
+        self._unstage()
         if not isinstance(tx, TreeTransaction):
             return
         phase = tx.phase
@@ -220,9 +224,9 @@ class Runtime(SessionTree, Participant):
                 phase.reached = tx.next_checkpoint
             for name, text in tx.memos_made:
                 phase.memos[name] = text
-            # A commit that changed no task has decided nothing.
-            decided = tx.view.task(phase.task_id) if tx.view.nodes else None
-            if decided is not None and decided.status is not RUNNING:
+            # A commit that has not changed its task has decided nothing.
+            decided = tx.view.nodes.get(phase.task_id)
+            if isinstance(decided, Node) and decided.status is not RUNNING:
                 if tx.parked_at is not None and phase.input_text is not None:
                     texts = (phase.input_text, *tx.parked_at)
                     self.at_hand.parked(phase.task_id, *texts, phase.memos)

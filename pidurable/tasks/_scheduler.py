@@ -58,14 +58,16 @@ class Scheduler:
         self._refusing = False
         self._held_slots: dict[int, str] = {}
         self._slots: Counter[str] = Counter()
-        self._planned = Starts()
+        self._promised = Starts()
+        """The slots of what is reserved and not started yet, durable or not."""
+        self._planned: list[Starts] = []
         """Reserved by commits whose batch is not durable yet."""
-        self._reserved = Starts()
-        """Reserved by durable commits, and to be started; the slots are taken until they are."""
+        self._reserved: list[Invocation] = []
+        """Reserved by durable commits, and to be started."""
         self._context: contextvars.Context | None = None
         """What invocations are started in: nothing of whoever publishes a batch is theirs."""
         self._reserved_ids: set[int] = set()
-        """Of both."""
+        """What is reserved and not started yet, durable or not."""
         self._timer_wake = trio.Event()
         self._timer_at: int | None = None
         self.suspects = Suspects(runtime)
@@ -88,13 +90,14 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether a pass would find something."""
-        if self._index.derived_work():
+        index = self._index
+        if index.derived_work():
             return True
         if not self._runtime.started:
             return False
-        if self._index.let_go:
+        if index.let_go or index.slotless:
             return True
-        return bool(self._index.slotless) or (bool(self._index.ready) and self.free_total() > 0)
+        return bool(index.ready) and self.free_total() > 0
 
     # --- slots ---------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class Scheduler:
 
     def free_total(self) -> int:
         """How many more invocations this process may run."""
-        taken = len(self._held_slots) + self._planned.taken + self._reserved.taken
+        taken = len(self._held_slots) + self._promised.taken
         return self._runtime.session.settings.running_max - taken
 
     def free(self, kind: str) -> int:
@@ -135,8 +138,7 @@ class Scheduler:
         limit = self._runtime.session.settings.limits.get(kind)
         if limit is None:
             return self.free_total()
-        planned, reserved = self._planned.slots.get(kind, 0), self._reserved.slots.get(kind, 0)
-        return limit - self._slots[kind] - planned - reserved
+        return limit - self._slots[kind] - self._promised.slots.get(kind, 0)
 
     def has_slot(self, kind: str, planned: Starts) -> bool:
         """Whether one more of a kind may run besides those that a commit plans to start."""
@@ -148,24 +150,25 @@ class Scheduler:
     # --- what commits reserve ------------------------------------------------------------
 
     def joined(self, starts: Starts) -> None:
-        """A commit that reserves something is staged: the slots are taken."""
-        self._planned.include(starts)
-        self._reserved_ids.update(each.task_id for each in starts.invocations)
+        """A commit that reserves something is staged: the slots are taken until it starts."""
+        self._planned.append(starts)
+        self._reserved_ids.update([each.task_id for each in starts.invocations])
+        for kind, count in starts.slots.items():
+            self._promised.take(kind, count)
 
     def reverted(self) -> None:
-        """Nothing is staged any more: what is published is told by `adopted`."""
-        planned = self._planned
-        if not planned.invocations:
-            return
-        self._planned = Starts()
-        self._reserved_ids.difference_update(each.task_id for each in planned.invocations)
-        for kind in planned.slots:
-            self._index.ready.set_free(kind)
+        """The batch failed: what it had reserved never starts."""
+        planned, self._planned = self._planned, []
+        for starts in planned:
+            self._reserved_ids.difference_update([each.task_id for each in starts.invocations])
+            for kind, count in starts.slots.items():
+                self._promised.take(kind, -count)
+                self._index.ready.set_free(kind)
 
     def adopted(self, starts: Starts) -> None:
-        """A commit that reserves something is durable: the slots stay taken until it starts."""
-        self._reserved.include(starts)
-        self._reserved_ids.update(each.task_id for each in starts.invocations)
+        """A commit that reserves something is durable."""
+        self._planned.remove(starts)
+        self._reserved += starts.invocations
 
     def published(self, starts: Starts, *, at_once: bool) -> None:
         """What such a commit has changed is published: start what it reserved, or have the loop do.
@@ -181,13 +184,13 @@ class Scheduler:
         if (
             not at_once
             or context is None
-            or count != len(self._reserved.invocations)
+            or count != len(self._reserved)
             or count >= _READ_AHEAD_MIN
             or self._runtime.session.line.has_queue()
         ):
             self.kick()
             return
-        self._reserved.invocations = []
+        self._reserved = []
         for invocation in starts.invocations:
             context.run(self._start, invocation)
 
@@ -197,7 +200,7 @@ class Scheduler:
 
     async def _start_reserved(self) -> None:
         """Start what durable commits have reserved, unless it is to be aborted by now."""
-        starts, self._reserved.invocations = self._reserved.invocations, []
+        starts, self._reserved = self._reserved, []
         if not starts:
             return
         if any(not invocation.aborting for invocation in starts):
@@ -209,7 +212,7 @@ class Scheduler:
     def _start(self, invocation: Invocation) -> None:
         self._reserved_ids.discard(invocation.task_id)
         if invocation.takes_slot:
-            self._reserved.take(invocation.kind, -1)
+            self._promised.take(invocation.kind, -1)
         self._runtime.runner.start(invocation)
 
     # --- the loop ------------------------------------------------------------------------
