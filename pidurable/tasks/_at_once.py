@@ -49,46 +49,43 @@ def reserve_at_once(
         return None
     if index.ready or index.slotless or not runtime.session.confirmed():
         return None
-    made_ready = _woken(runtime, tx)
-    made_ready += (
-        node.id for node in created if node.status is PENDING and node.kind in runtime.at_once
-    )
+    made_ready = _woken(runtime, tx) if index.open_joins else []
+    for node in created:
+        if node.status is PENDING and node.kind in runtime.at_once:
+            made_ready.append(node)
     if not made_ready:
         return None
     starts = Starts()
-    for id in made_ready:
-        _reserve(runtime, tx, id, starts)
+    for node in made_ready:
+        _reserve(runtime, tx, node, starts)
         if len(starts.invocations) >= AT_ONCE_MAX:
             break
     return starts if starts.invocations else None
 
 
-def _woken(runtime: Runtime, tx: TreeTransaction) -> list[int]:
+def _woken(runtime: Runtime, tx: TreeTransaction) -> list[Node]:
     """Tasks that waited for tasks alone, of which this commit ends the last."""
     index, view = runtime.index, tx.view
-    if not index.open_joins:
-        return []
-    woken: dict[int, None] = {}
+    woken: dict[int, Node] = {}
     for ended in view.nodes.values():
         if not isinstance(ended, Node) or ended.status is not TERMINAL:
             continue
         for waiter in index.waiters.get(ended.id, ()):
             # The batch has ended at most as many as it knows of, so most need no closer look.
             known = len(view.nodes) + len(runtime.staged.nodes)
-            if index.open_joins.get(waiter, known + 1) <= known and _is_released(
-                runtime, tx, waiter
-            ):
-                woken[waiter] = None
-    return list(woken)[:AT_ONCE_MAX]
+            if index.open_joins.get(waiter, known + 1) <= known:
+                node = view.task(waiter)
+                if node is not None and _is_released(runtime, tx, node):
+                    woken[waiter] = node
+    return list(woken.values())[:AT_ONCE_MAX]
 
 
-def _is_released(runtime: Runtime, tx: TreeTransaction, waiter: int) -> bool:
+def _is_released(runtime: Runtime, tx: TreeTransaction, node: Node) -> bool:
     """Whether nothing keeps a task from being woken and started, besides its slot."""
     view, published = tx.view, runtime.published
-    node = view.task(waiter)
-    if node is None or node.kind not in runtime.at_once or node.status is not WAITING:
+    if node.kind not in runtime.at_once or node.status is not WAITING:
         return False
-    if waiter in runtime.index.running:
+    if node.id in runtime.index.running:
         # The handler that waited has not returned.
         return False
     wait = node.wait
@@ -103,10 +100,8 @@ def _is_released(runtime: Runtime, tx: TreeTransaction, waiter: int) -> bool:
     return True
 
 
-def _reserve(runtime: Runtime, tx: TreeTransaction, id: int, starts: Starts) -> None:
+def _reserve(runtime: Runtime, tx: TreeTransaction, found: Node, starts: Starts) -> None:
     """Reserve a task, if it is one that the scheduler would start as it is."""
-    found = tx.view.task(id)
-    assert found is not None
     if found.marked or found.blocked is not None or found.recoveries or found.tries:
         return
     takes_slot = not found.below
@@ -118,7 +113,7 @@ def _reserve(runtime: Runtime, tx: TreeTransaction, id: int, starts: Starts) -> 
     if runtime.under_intent(tx.view, found) or runtime.halted(tx.view, found):
         return
     now = tx.now_us()
-    node = tx.view.edit_task(id)
+    node = tx.view.edit_task(found.id)
     if node.status is WAITING:
         node.woken_by = "tasks"
         node.wait = None

@@ -71,6 +71,11 @@ class Index:
         self.joins: deque[int] = deque()
         self.ends: deque[int] = deque()
         self.wakes: deque[int] = deque()
+        self._derived = (
+            *(self.marks, self.to_mark, self.news, self.to_unblock, self.resumed),
+            *(self.joins, self.ends, self.wakes, self.abort_ready),
+        )
+        """The queues of what earlier commits imply and no pass has written yet."""
         self.timers = Timers(self._timer_counts)
         self.waiters: dict[int, dict[int, None]] = {}
         self.open_joins: dict[int, int] = {}
@@ -126,6 +131,8 @@ class Index:
     def adopt(self, nodes: Iterable[AnyNode]) -> None:
         """Publish the nodes of one commit."""
         changed: list[tuple[AnyNode | None, AnyNode]] = []
+        tasks: list[tuple[Node | None, Node]] = []
+        not_live: list[AnyNode] = []
         published = self.published.nodes
         for new in nodes:
             old = published.get(new.id)
@@ -133,20 +140,23 @@ class Index:
                 continue
             published[new.id] = new
             changed.append((old, new))
-        for old, new in changed:
-            if old is not None and not new.counts:
+            if isinstance(new, Node):
+                assert old is None or isinstance(old, Node)
+                tasks.append((old, new))
+            if not new.live:
+                not_live.append(new)
+        for new in not_live:
+            if not new.counts:
                 self._hand_up(new)
         for old, new in changed:
             self._adopt_children(old, new)
             # Before the tasks: a wait that begins in this commit counts what is published by then.
             if isinstance(new, Scope):
                 self._adopt_scope(old, new)
-        for old, new in changed:
-            if isinstance(new, Node):
-                assert old is None or isinstance(old, Node)
-                self._adopt_task(old, new)
-        for _, new in changed:
-            if not new.live and not new.contributes_all() and not new.contributes():
+        for before, task in tasks:
+            self._adopt_task(before, task)
+        for new in not_live:
+            if not new.contributes_all() and not new.contributes():
                 published.pop(new.id, None)
 
     def _hand_up(self, ended: AnyNode) -> None:
@@ -165,9 +175,8 @@ class Index:
         others.update(children)
 
     def _adopt_children(self, old: AnyNode | None, new: AnyNode) -> None:
-        was = old is not None and old.contributes_all()
         now = new.contributes_all()
-        if was == now or new.above is None:
+        if now == (old is not None and old.contributes_all()) or new.above is None:
             return
         above = self.published.find_above(new)
         assert above is not None
@@ -192,20 +201,24 @@ class Index:
             self.busy_roots += int(new.below > 0) - int(was)
 
     def _adopt_task(self, old: Node | None, new: Node, *, opening: bool = False) -> None:
-        was_live = old is not None and old.live
-        self.live += int(new.live) - int(was_live)
-        self._adopt_intent(old, new)
-        status = new.status
-        changed = old is None or old.status is not status
-        if old is not None and old.status is WAITING and changed:
+        id, status, rare = new.id, new.status, new.rare
+        live, marked = status is not TERMINAL, rare.abort_us is not None
+        before = None if old is None else old.status
+        was_live = before is not None and before is not TERMINAL
+        changed = before is not status
+        self.live += live - was_live
+        if marked or status is COMPLETING or before is COMPLETING:
+            self._adopt_intent(old, new)
+        if old is not None and before is WAITING and changed:
             self._leave_wait(old)
-        self._adopt_blocked(old, new)
-        if status is RUNNING or (new.live and new.recoveries):
-            self.active.add(new.id)
+        if rare.blocked is not None or (old is not None and old.blocked is not None):
+            self._adopt_blocked(old, new)
+        if status is RUNNING or (live and rare.recoveries):
+            self.active.add(id)
         else:
-            self.active.discard(new.id)
-        if old is None and new.live and new.deadline_us is not None and not new.marked:
-            self.timers.push(new.deadline_us, new.id)
+            self.active.discard(id)
+        if old is None and live and not marked:
+            self._adopt_new(new, opening=opening)
         if status is TERMINAL:
             if was_live:
                 self.ended.append(new)
@@ -213,16 +226,13 @@ class Index:
         elif status is COMPLETING:
             if changed:
                 self._tell_waiters(new)
-            if new.marked and new.id in self.running and (old is None or not old.marked):
+            if marked and id in self.running and (old is None or not old.marked):
                 # Its handler goes on after its outcome; an abort does not let it.
-                self.marked_running.append(new.id)
+                self.marked_running.append(id)
             if not new.below:
-                self.ends.append(new.id)
-        else:
+                self.ends.append(id)
+        elif marked or status is not RUNNING:
             self._adopt_undecided(old, new, changed=changed)
-        if old is None and new.live and self.intents and not opening and not new.marked:
-            # It may have been stored below an owner with the intent to cancel.
-            self.news.append(new.id)
         if opening:
             # Nothing runs yet that could hold a slot.
             return
@@ -230,9 +240,17 @@ class Index:
             old is None
             or changed
             or old.below != new.below
-            or (old.recoveries and not new.recoveries)
+            or (old.recoveries and not rare.recoveries)
         ):
-            self.released.append(new.id)
+            self.released.append(id)
+
+    def _adopt_new(self, new: Node, *, opening: bool) -> None:
+        """A live task that was not there before, and is not marked."""
+        if new.deadline_us is not None:
+            self.timers.push(new.deadline_us, new.id)
+        if self.intents and not opening:
+            # It may have been stored below an owner with the intent to cancel.
+            self.news.append(new.id)
 
     def _adopt_undecided(self, old: Node | None, new: Node, *, changed: bool) -> None:
         if new.marked:
@@ -479,17 +497,7 @@ class Index:
 
     def derived_work(self) -> bool:
         """Whether earlier commits imply something that is not written yet."""
-        return bool(
-            self.marks
-            or self.to_mark
-            or self.news
-            or self.to_unblock
-            or self.resumed
-            or self.joins
-            or self.ends
-            or self.wakes
-            or self.abort_ready
-        )
+        return any(self._derived)
 
 
 def decides(policy: str, outcome_status: str | None) -> bool:

@@ -69,8 +69,8 @@ class Rare:
         self.blocked: str | None = None
         self.outcome_status: str | None = None
 
-    def but(self, name: str, value: object) -> Rare:
-        """The same with one field that differs."""
+    def but(self, **changes: object) -> Rare:
+        """The same with some fields that differ."""
         new = Rare.__new__(Rare)
         new.background = self.background
         new.on_restart = self.on_restart
@@ -83,7 +83,8 @@ class Rare:
         new.woken_by = self.woken_by
         new.blocked = self.blocked
         new.outcome_status = self.outcome_status
-        setattr(new, name, value)
+        for name, value in changes.items():
+            setattr(new, name, value)
         return new
 
 
@@ -107,7 +108,7 @@ def _rare(name: str) -> Any:
 
     def put(node: Node, value: object) -> None:
         if get(node) != value:
-            node.rare = node.rare.but(name, value)
+            node.rare = node.rare.but(**{name: value})
 
     return property(get, put)
 
@@ -124,9 +125,8 @@ def _rare_of(row: TaskRow) -> Rare:
     kept = _kept.get(values)
     if kept is not None:
         return kept
-    rare = _USUAL
-    for name, value in zip(Rare.__slots__, values, strict=True):
-        rare = rare.but(name, sys.intern(value) if isinstance(value, str) else value)
+    texts = (sys.intern(value) if isinstance(value, str) else value for value in values)
+    rare = _USUAL.but(**dict(zip(Rare.__slots__, texts, strict=True)))
     rare.background = bool(row.background)
     if rare.deadline_us is rare.abort_us is rare.ended_us is None and len(_kept) < _KEPT_MAX:
         _kept[values] = rare
@@ -288,7 +288,17 @@ class Node:
         return self.status is not TERMINAL and not self.rare.background
 
     def contributes_all(self) -> bool:
-        return self.status is not TERMINAL or (self.background and self.below_all > 0)
+        return self.status is not TERMINAL or (self.rare.background and self.below_all > 0)
+
+    def hold(self, outcome_status: str) -> None:
+        """Note an outcome that is decided. Nothing blocks the task any more."""
+        self.rare = self.rare.but(outcome_status=outcome_status, blocked=None)
+
+    def end(self, outcome_status: str, ended_us: int) -> None:
+        """Note how and when it has ended. Nothing blocks it, or is charged to it, any more."""
+        self.rare = self.rare.but(
+            outcome_status=outcome_status, ended_us=ended_us, recoveries=0, blocked=None
+        )
 
     def state_row(self) -> TaskStateRow:
         rare = self.rare

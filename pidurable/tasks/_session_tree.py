@@ -115,11 +115,11 @@ class SessionTree:
             if lower.intents:
                 return any(owner.intent for owner in view.owners(node))
             lower = lower.lower
+        if not self.index.intents:
+            return False
         published = self.published.find(node.id)
         if published is not None:
             return self.below_intent(published)
-        if not self.index.intents:
-            return False
         # What is new, and what is new above it, is unknown to the published tree.
         for owner in view.owners(node):
             if owner.intent:

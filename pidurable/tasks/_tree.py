@@ -124,12 +124,9 @@ class View:
         if found is None:
             return None
         own = self.nodes.get(found.id)
-        if own is not None:
-            return own
-        if self.find(found.id) is not None:
-            found = found.copy()
-        self.nodes[found.id] = found
-        return found
+        if own is None:
+            own = self.nodes[found.id] = found.copy()
+        return own
 
     def edit(self, id: int) -> AnyNode | None:
         """This view's own copy of a node; ended tasks and conversations are read in."""
@@ -163,16 +160,21 @@ class View:
     def spread(self, node: AnyNode, *, was: bool, was_all: bool) -> None:
         """`node` of this view changed; tell the owners above, as far as their answer changes."""
         while True:
-            change = int(node.contributes()) - int(was)
-            change_all = int(node.contributes_all()) - int(was_all)
+            change = node.contributes() - was
+            change_all = node.contributes_all() - was_all
             if not change and not change_all:
                 return
             owner = self.edit_above(node)
             if owner is None:
                 return
-            was, was_all = owner.contributes(), owner.contributes_all()
+            is_live = owner.live
+            if not is_live:
+                was, was_all = owner.contributes(), owner.contributes_all()
             owner.below += change
             owner.below_all += change_all
+            if is_live:
+                # It holds its own owner whatever is below.
+                return
             node = owner
 
     def end(self, node: Node) -> None:

@@ -192,8 +192,10 @@ class TreeTransaction(Transaction):
         codec = snapshot.codec
         path = f"$<{info.name} input>"
         input_text = self._bounded_text(codec, input, info.input_type, path)
-        # The definition sees what a restarted process would see: the input as stored.
-        stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
+        stored_input = None
+        if begins is None:
+            # The definition sees what a restarted process would see: the input as stored.
+            stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
         tag, text = first_checkpoint(self._runtime, installed, stored_input, begins)
         now = self.now_us()
         deadline_us = None if deadline is None else to_us(deadline, "deadline")
@@ -544,16 +546,15 @@ class TreeTransaction(Transaction):
 
     def settle_as(self, node: Node, status: str, outcome_text: str) -> None:
         """`settle` with an outcome that is encoded already."""
-        node.outcome_status = status
         self.outcomes = self.outcomes or {}
         self.outcomes[node.id] = outcome_text
         self.writes.append((Op.OUTCOME, (node.id, outcome_text)))
         if node.status is WAITING:
             self.writes.append((Op.WAIT_DELETE, (node.id,)))
             node.wait = None
-        node.blocked = None
         if node.below > 0:
             was, was_all = node.contributes(), node.contributes_all()
+            node.hold(status)
             node.status = COMPLETING
             self.view.intents = self.view.intents or node.intent
             self.view.spread(node, was=was, was_all=was_all)
@@ -561,16 +562,18 @@ class TreeTransaction(Transaction):
             if node.intent and not node.marked:
                 self._runtime.intent_began(self, node)
         else:
-            self.finish(node)
+            self._finish(node, status)
 
     def finish(self, node: Node) -> None:
-        """Make a task terminal. Its input and outcome stay; everything else goes."""
+        """Make a task terminal that holds its outcome."""
         if node.outcome_status is None:
             raise InternalError(f"task {node.id} was to end without an outcome")
+        self._finish(node, node.outcome_status)
+
+    def _finish(self, node: Node, status: str) -> None:
+        """Make a task terminal. Its input and outcome stay; everything else goes."""
         self.view.end(node)
-        node.ended_us = self.now_us()
-        node.recoveries = 0
-        node.blocked = None
+        node.end(status, self.now_us())
         self.put_state(node)
         task = (node.id,)
         self.writes.append((Op.CHECKPOINT_DELETE, task))
