@@ -267,9 +267,6 @@ class Runtime(SessionTree, Participant):
         index = self.index
         for id in index.released:
             self.scheduler.account(id)
-            released = self.published.task(id)
-            if released is not None and released.marked:
-                index.abort_candidate(released)
         index.released.clear()
         for id in index.marked_running:
             self.runner.stop_phase(id)
