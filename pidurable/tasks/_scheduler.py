@@ -109,24 +109,20 @@ class Scheduler:
         """
         if task_id == self.suspects.on_trial:
             self.suspects.look()
-        invocation = self._runtime.invocations.get(task_id)
-        node = self._runtime.published.task(task_id)
-        holds = (
-            invocation is not None
-            and not invocation.aborting
-            and node is not None
-            and node.below == 0
-        )
+        invocation = self._runtime.runner.invocations.get(task_id)
         kind = self._held_slots.get(task_id)
-        if holds and kind is None:
-            assert node is not None
-            self._held_slots[task_id] = node.kind
-            self._slots[node.kind] += 1
-        elif not holds and kind is not None:
+        if invocation is not None and not invocation.aborting:
+            node = self._runtime.published.task(task_id)
+            if node is not None and not node.below:
+                if kind is None:
+                    self._held_slots[task_id] = node.kind
+                    self._slots[node.kind] += 1
+                return True
+        if kind is not None:
             del self._held_slots[task_id]
             self._slots[kind] -= 1
             self._index.ready.set_free(kind)
-        return holds
+        return False
 
     def free_total(self) -> int:
         """How many more invocations this process may run."""
