@@ -14,7 +14,7 @@ and next; it does start them, once the commit is durable. Holds at all times:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pidurable.storage import Op
@@ -32,7 +32,7 @@ leave others their turn."""
 
 
 def reserve_at_once(
-    runtime: Runtime, tx: TreeTransaction, created: Iterable[Node]
+    runtime: Runtime, tx: TreeTransaction, created: Collection[Node]
 ) -> Starts | None:
     """Reserve what a commit that is about to be sealed makes ready.
 
@@ -45,6 +45,8 @@ def reserve_at_once(
         What is to be started once the commit is durable, if there is anything.
     """
     scheduler, index = runtime.scheduler, runtime.index
+    if not created and not index.open_joins:
+        return None
     if not runtime.at_once or not runtime.started or runtime.closing or scheduler.is_refusing:
         return None
     if index.ready or index.slotless or not runtime.session.confirmed():

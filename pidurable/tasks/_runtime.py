@@ -6,7 +6,7 @@ the open batch; starting, waking and deciding read `published`. Invocations run 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -56,6 +56,15 @@ CODE_BLOCKS = frozenset(
 )
 """Reasons that new code may lift."""
 
+
+class _Anything:
+    """What a task may have of which nothing is known."""
+
+    def __contains__(self, what: object) -> bool:
+        return True
+
+
+_ANYTHING = _Anything()
 
 Settlement = Callable[[TreeTransaction, Node, str, ErrorInfo | None], None]
 
@@ -305,9 +314,9 @@ class Runtime(SessionTree, Participant):
         if task_id >= self._first_id:
             self._attached.setdefault(task_id, set()).add(what)
 
-    def has_attached(self, task_id: int, what: str) -> bool:
-        """Whether a task may have memos, signals, documents or a keyed task of its own."""
-        return task_id < self._first_id or what in self._attached.get(task_id, ())
+    def attached(self, task_id: int) -> Container[str]:
+        """What a task may have: memos, signals, documents, keyed tasks of its own."""
+        return _ANYTHING if task_id < self._first_id else self._attached.get(task_id, ())
 
     # --- invocations ---------------------------------------------------------------------
 

@@ -252,7 +252,7 @@ class TreeTransaction(Transaction):
         """The task that has this key, if there is one; of another kind it is no answer."""
         name = ("task", owner, conversation if owner is None else 0, key)
         found: int | None = self.claimed(name)
-        if found is None and owner is not None and not self._runtime.has_attached(owner, _of(key)):
+        if found is None and owner is not None and _of(key) not in self._runtime.attached(owner):
             # Whoever makes thousands of calls does not ask the store for each.
             return None
         if found is None:
@@ -577,12 +577,12 @@ class TreeTransaction(Transaction):
         self.put_state(node)
         task = (node.id,)
         self.writes.append((Op.CHECKPOINT_DELETE, task))
-        has = self._runtime.has_attached
-        if has(node.id, "memos"):
+        attached = self._runtime.attached(node.id)
+        if "memos" in attached:
             self.writes.append((Op.MEMOS_DELETE, task))
-        if has(node.id, "signals"):
+        if "signals" in attached:
             self.writes.append((Op.SIGNALS_DELETE, task))
-        if has(node.id, "documents") or self.touches(_TASK_SCOPE, node.id):
+        if "documents" in attached or self.touches(_TASK_SCOPE, node.id):
             self.retire_scope(_TASK_SCOPE, node.id)
 
     def seal(self) -> None:
