@@ -173,9 +173,8 @@ class TreeTransaction(Transaction):
         if not isinstance(background, bool):
             raise InvalidArgumentError("background", "expected True or False", show(background))
         if on_restart not in (None, "go", "wait", "abort"):
-            raise InvalidArgumentError(
-                "on_restart", "expected go, wait, abort or None", show(on_restart)
-            )
+            problem = "expected go, wait, abort or None"
+            raise InvalidArgumentError("on_restart", problem, show(on_restart))
         self.conversation(conversation)
         info = definition_info(definition)
         if key is not None:
@@ -537,7 +536,7 @@ class TreeTransaction(Transaction):
             self.writes.append((Op.TASK_STATE, state))
         else:
             row = self.writes[place][1]
-            self.writes[place] = (Op.TASK, TaskRow(*row[:_CHANGING], *state[1:-1]))
+            self.writes[place] = (Op.TASK, TaskRow._make((*row[:_CHANGING], *state[1:-1])))
 
     def settle(self, node: Node, outcome: OutcomeRecord) -> None:
         """Decide the outcome of a task: terminal, or completing while work below is live."""
