@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
+from one_application import build_the_application_once
 
-from pidurable.cli import _app, main
+from pidurable.cli import main
 from pidurable.cli._host import Host
 from pidurable.records import _codec, _json
 from pidurable.records._messages import (
@@ -61,31 +60,9 @@ class Keyboard(io.StringIO):
         return True
 
 
-class HostOfNow:
-    """Stands for the host of whatever command runs, so that one application serves them all."""
-
-    host: Host
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.host, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.host, name, value)
-
-
-HOST_OF_NOW = HostOfNow()
-build_app = functools.cache(_app.build_app)
-
-
 @pytest.fixture(autouse=True)
 def _the_application_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To build it is most of what a short command costs; a process of its own does so anyway."""
-
-    def kept_app(host: Host, version: str) -> Any:
-        HostOfNow.host = host
-        return build_app(HOST_OF_NOW, version)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(_app, "build_app", kept_app)
+    build_the_application_once(monkeypatch)
 
 
 Command = Callable[..., Result]

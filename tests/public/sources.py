@@ -15,7 +15,7 @@ import attrs
 CHECKOUT = Path(__file__).parents[2]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Source:
     """One Python file."""
 
@@ -48,6 +48,11 @@ class Source:
         """The syntax, parsed when it is first asked for: many tests read the text alone."""
         return self._parsed()
 
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the syntax, in the order of `ast.walk`, which a dozen tests look through."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def docstring(self) -> str:
         """What the module says of itself, or nothing; without parsing the rest of it."""
@@ -69,13 +74,13 @@ class Source:
         found: list[Import] = []
         typing_only = {
             id(node)
-            for block in ast.walk(self.tree)
+            for block in self.nodes
             if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
             for statement in block.body
             for node in ast.walk(statement)
         }
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 modules = [(alias.name, ()) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):

@@ -45,7 +45,7 @@ def strings_of_the_code() -> set[str]:
         node.value
         for source in sources("pidurable")
         if source.path.name != "_codes.py"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
@@ -72,7 +72,7 @@ def test_every_blocked_reason_of_the_kernel_is_explained() -> None:
     """What the scheduler stores as a reason stands in the table."""
     found = set()
     for source in sources("pidurable/tasks"):
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Assign) and any(
                 isinstance(target, ast.Attribute) and target.attr == "blocked"
                 for target in node.targets
