@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,13 +17,14 @@ from typing import Any
 
 import cattrs.gen
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 CHECKOUT = Path(__file__).parents[1]
 
 # A shared machine is slow at random moments; what a test claims is never how long it takes.
 # Other examples are drawn at each run, so fewer of them at each are soon more in all.
-settings.register_profile("pidurable", deadline=None, max_examples=20)
+settings.register_profile("pidurable", deadline=None, max_examples=10)
+settings.register_profile("pidurable slow", deadline=None, max_examples=20)
 settings.load_profile("pidurable")
 
 # Each test opens a registry of its own, for which cattrs writes the same functions again. Compiling
@@ -44,6 +46,8 @@ if strict_guard.VARIABLE not in os.environ or "PYTEST_XDIST_WORKER" in os.enviro
     _guarded = tempfile.NamedTemporaryFile(prefix="strict-", suffix=".txt")  # noqa: SIM115
     os.environ[strict_guard.VARIABLE] = _guarded.name
     strict_guard.watch()
+
+MEMORY_BYTES_MIN = 2**30
 
 LONG_FILES = (
     # With `-m slow`.
@@ -84,6 +88,51 @@ LONG_FILES = (
 )
 
 
+# Files in one process, one after the other, that would each pay for the same in theirs.
+TOGETHER = {
+    # To import the clients of three providers takes seconds.
+    "test_provider_kinds.py": "test_provider_ai.py",
+    # They read the syntax of all that there is.
+    "test_layers.py": "test_style.py",
+    "test_codes.py": "test_style.py",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole files, those of `TOGETHER` as one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            folder, slash, name = file.rpartition("/")
+            return folder + slash + TOGETHER.get(name, name)
+
+    return Scheduling(config, log)
+
+
+def slow_tests_are_asked_for(config: pytest.Config) -> bool:
+    """Whether this is a run of what takes long."""
+    return "slow" in str(config.getoption("-m"))
+
+
+def keep_files_in_memory() -> None:
+    """Put the folders of the tests where a flush costs nothing, if there is such a place.
+
+    Every commit of a store is flushed, which takes a disk milliseconds, and no test pulls the plug:
+    who is killed loses nothing that the system has been given. With `-m slow`, and wherever TMPDIR
+    says so, they lie on a disk.
+    """
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not (memory.is_dir() and os.access(memory, os.W_OK)):
+        return
+    if shutil.disk_usage(memory).free >= MEMORY_BYTES_MIN:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(memory)
+
+
 class _FromTheEnd(pytest.Dir):
     """A folder whose last test files are collected first."""
 
@@ -109,6 +158,10 @@ def one_order_in_all_processes(items: list[pytest.Item]) -> Generator[None, None
     """Undo the order of collecting, before the one of the tests is drawn."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path)
+    for item in items:
+        # With `-m slow` they draw more examples, so they are asked for by it.
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.slow)
     return (yield)
 
 
@@ -143,6 +196,10 @@ _judged = {"requests": 0, "refusals": 0, "planned": 0}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if slow_tests_are_asked_for(config):
+        settings.load_profile("pidurable slow")
+    else:
+        keep_files_in_memory()
     config.addinivalue_line("markers", "refuses: its strict provider refuses a request, as planned")
 
 
@@ -188,7 +245,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session")
 def slow_run(request: pytest.FixtureRequest) -> bool:
     """Whether the slow tests were asked for: with `-m slow` they play all that they have."""
-    return "slow" in str(request.config.getoption("-m"))
+    return slow_tests_are_asked_for(request.config)
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ UNHURRIED = settings(
 )
 
 
-@settings(UNHURRIED, max_examples=40)
+@settings(UNHURRIED, max_examples=20)
 @PROGRAMS
 def test_no_program_of_a_host_leaves_the_loop_stuck(
     answers: list[Step], actions: list[tuple[str, Any]], order: Any

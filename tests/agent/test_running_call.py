@@ -367,7 +367,7 @@ def _odd() -> Tool[..., Any]:
 _ODD = _odd()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(returned=st.one_of(_RESULT, _JSON, _TEXT), output=_TEXT, by=_RESULT)
 def test_whatever_a_tool_returns_can_be_stored_or_is_refused(
     returned: Any, output: str, by: ToolResult

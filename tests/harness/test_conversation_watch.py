@@ -416,7 +416,7 @@ steps = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=12)
 @given(steps)
 def test_the_first_view_and_all_patches_make_the_last(program: list[tuple[str, Any]]) -> None:
     """Whatever happens to a conversation, its view is what somebody sees who looks anew."""

@@ -161,7 +161,7 @@ TREES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(tree=TREES, lines_max=st.integers(1, 30), depth_max=st.integers(1, 6))
 def test_nothing_is_lost_and_nothing_is_too_much(
     tree: list[tuple[int, int, bool]], lines_max: int, depth_max: int

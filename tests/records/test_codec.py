@@ -214,7 +214,7 @@ def codec() -> Codec:
     return Codec()
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(EVERYTHING)
 def test_every_type_comes_back_exactly(value: Everything) -> None:
     """A class with a field of each known type is read back equal, type for type, from its text."""

@@ -31,7 +31,7 @@ def walked(view: Any) -> Any:
     return view
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(values)
 def test_a_view_shows_and_equals_the_json_it_wraps(value: Any) -> None:
     """Whatever is asked of a view, at any depth, is what the plain value would answer."""
@@ -46,7 +46,7 @@ def test_a_view_shows_and_equals_the_json_it_wraps(value: Any) -> None:
     assert json.loads(json.dumps(copied_json(view))) == value
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(values)
 def test_a_copy_of_a_view_is_plain_and_ones_own(value: Any) -> None:
     """Deep copies, pickles and json() hold dicts and lists that share nothing with the value."""

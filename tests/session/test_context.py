@@ -135,7 +135,7 @@ class Kept:
 
 
 @given(histories())
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 def test_a_kept_context_is_the_one_from_scratch_after_every_entry(history: list[Entry]) -> None:
     """Entry by entry and as of any entry that it reaches back to, it is the one from scratch."""
     Kept(history).play()

@@ -117,7 +117,7 @@ STEPS = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 @given(steps=STEPS)
 def test_a_value_that_has_grown_equals_the_one_that_was_copied(
     steps: list[tuple[str, str, str]],

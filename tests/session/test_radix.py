@@ -13,7 +13,7 @@ IDS = st.one_of(st.integers(0, 40), st.integers(0, 3000), st.integers(0, 2**63 -
 CHANGES = st.dictionaries(IDS, st.one_of(st.none(), st.integers(0, 3)), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(steps=st.lists(CHANGES, max_size=12))
 def test_every_version_equals_a_dict_that_was_changed_alike(steps: list[dict[int, Any]]) -> None:
     """Lookups, order, length and equality are those of a dict, also of all the older versions."""
@@ -33,7 +33,7 @@ def test_every_version_equals_a_dict_that_was_changed_alike(steps: list[dict[int
         assert all((made.get(id) is None) == (id not in plain) for each in steps for id in each)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(steps=st.lists(CHANGES, min_size=1, max_size=6))
 def test_a_diff_names_what_differs_between_any_two_versions(steps: list[dict[int, Any]]) -> None:
     """Applied to the older version it gives the newer one, and nothing in it is equal."""

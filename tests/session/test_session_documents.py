@@ -647,7 +647,7 @@ JSON = st.recursive(
 
 @given(values=st.lists(st.tuples(JSON, st.booleans()), min_size=1, max_size=12))
 @hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_what_was_assigned_is_what_is_read(values: list[tuple[Any, bool]]) -> None:
     """Whatever values a document takes, readers, a reopened store and the frames agree with it."""

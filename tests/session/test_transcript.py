@@ -62,7 +62,7 @@ def test_a_head_at_itself_forgets_everything_before() -> None:
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=120, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 def test_the_range_kept_entry_by_entry_is_the_one_derived_from_scratch(data: st.DataObject) -> None:
     """Extending the range by one entry gives what deriving it from the history gives."""
     entries: list[Entry] = []
@@ -190,7 +190,7 @@ def test_something_stands_where_an_answer_would_follow_an_answer() -> None:
 
 
 @given(histories())
-@hypothesis_settings(max_examples=80, deadline=None)
+@hypothesis_settings(max_examples=35, deadline=None)
 def test_the_exchange_is_one_that_a_strict_provider_takes(entries: list[Entry]) -> None:
     """Whatever is in the transcript, the strictest provider takes the exchange with a question."""
     # C001, C002, C003, C065

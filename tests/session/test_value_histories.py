@@ -68,7 +68,7 @@ def is_strict(value: Any) -> bool:
     return math.isfinite(value)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(STEPS)
 async def test_values_are_refused_or_come_back_exactly_in_any_order(
     steps: list[tuple[str, Any]],
