@@ -1,8 +1,9 @@
 """Grow a tree of tasks, kill the process at its k-th commit, look, grow it on: for every k.
 
-A program of its own, started by the test as `python killed_trees.py RUN FOLDER`. It imports once
-and forks for each life. Each line that it prints is the JSON of one kill; the first one is the
-undisturbed run. Every life does the same: whatever is there already is found again by its key.
+A program of its own, started by the test as `python killed_trees.py RUN FOLDER STEP`: it kills at
+each STEPth commit. It imports once and forks for each life. Each line that it prints is the JSON of
+one kill; the first one is the undisturbed run. Every life does the same: whatever is there already
+is found again by its key.
 """
 
 from __future__ import annotations
@@ -265,13 +266,13 @@ async def look(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(name: str, folder: Path) -> None:
+def main(name: str, folder: Path, step: int) -> None:
     run = RUNS[name]
     undisturbed = folder / "undisturbed"
     undisturbed.mkdir()
     assert live(run, undisturbed) == 0
     print(json.dumps({"undisturbed": trio.run(look, undisturbed)}), flush=True)
-    for number in range(1, KILLS_MAX):
+    for number in range(1, KILLS_MAX, step):
         place = folder / f"kill-{number}"
         place.mkdir()
         if live(run, place, kill=KillAt(POINT, nth=number)) == 0:
@@ -286,4 +287,4 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

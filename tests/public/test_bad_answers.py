@@ -294,7 +294,7 @@ async def test_arguments_that_are_json_reach_the_tool_as_they_are(
     world: World, some: Callable[..., list[Any]]
 ) -> None:
     """Odd but valid values come through the model, the store and the check unchanged."""
-    for payload in some(LIGHT):
+    for payload in some(LIGHT, of=6):
         value = payload.stored if payload.fate == "stored" else None
         if value is None:
             continue

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from bad_payloads import BAD_TEXTS, EMPTY_TEXTS, ODD_TEXTS
+from one_application import build_the_application_once
 
 from pidurable.cli import main
 from pidurable.storage import SqliteStorage
@@ -36,6 +37,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+    build_the_application_once(monkeypatch)
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     Path("model.yaml").write_text(SCRIPT, encoding="utf-8")
@@ -262,11 +264,14 @@ def test_a_full_disk_refuses_the_commit_and_work_goes_on_once_there_is_room(
     assert fill(small_disk / "full.sqlite", 0) == ["StorageRefusedError"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [300_000, 1_000_000])
 def test_a_file_that_may_not_grow_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, limit: int
+    tmp_path: Path, limit: int, slow_run: bool
 ) -> None:
     """An error in the middle of a write is uncertain: the session ends, the store is whole."""
+    if limit > 300_000 and not slow_run:
+        pytest.skip("one limit is enough for every day; run both with -m slow")
     errors = fill(tmp_path / "full.sqlite", limit)
 
     assert errors[0] in ("StorageRefusedError", "SessionPoisonedError")
@@ -340,7 +345,7 @@ def test_odd_texts_on_the_command_line_end_with_a_message(
     """Whatever a word of the command line holds, there is an exit code of ours and no crash."""
     assert command("run", "first", "--script", "model.yaml")[0] == 0
     wrong: list[str] = []
-    for payload in some(WORDS):
+    for payload in some(WORDS, of=6):
         try:
             code, _, said = command(*OPTIONS[option](str.__str__(payload.make())))
         except Exception as error:

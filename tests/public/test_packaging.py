@@ -100,8 +100,10 @@ def test_what_is_installed_from_the_wheel_works(wheel: Path, tmp_path: Path) -> 
 
 @needs_hatchling
 @pytest.mark.slow
-def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path, slow_run: bool) -> None:
     """Whoever builds from the source archive gets the same files with the same content."""
+    if not slow_run:
+        pytest.skip("builds two archives more; run it with -m slow")
     archive = build("sdist", CHECKOUT, tmp_path / "sdist")
     with tarfile.open(archive) as file:
         file.extractall(tmp_path / "source", filter="data")
