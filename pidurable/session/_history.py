@@ -103,18 +103,16 @@ class Transcripts:
         return context
 
     async def _kept(self, conversation_id: int) -> KeptRange:
-        found = self._ranges.get(conversation_id)
-        while found is None:
+        ranges = self._ranges
+        while conversation_id not in ranges:
             entries = await self._derive(conversation_id)
             # Another reader may have been quicker: its range is the one that is published to.
-            found = self._ranges.get(conversation_id)
-            if found is None and entries is not None:
-                found = KeptRange(entries)
-        self._ranges[conversation_id] = found
-        self._ranges.move_to_end(conversation_id)
-        if len(self._ranges) > _RANGES_CACHED:
-            self._ranges.popitem(last=False)
-        return found
+            if entries is not None and conversation_id not in ranges:
+                ranges[conversation_id] = KeptRange(entries)
+                if len(ranges) > _RANGES_CACHED:
+                    ranges.popitem(last=False)
+        ranges.move_to_end(conversation_id)
+        return ranges[conversation_id]
 
     async def _derive(self, conversation_id: int) -> list[Entry] | None:
         """Read a range; None if it was overtaken and has to be read again."""

@@ -209,8 +209,9 @@ class Session:
         return self._staged.unique.get(key)
 
     def staged_doc(self, address: Address) -> DocState | None:
-        if address in self._staged.docs:
-            return self._staged.docs[address]
+        staged = self._staged.docs
+        if staged and address in staged:
+            return staged[address]
         return self.doc(address)
 
     def staged_doc_changes(
@@ -309,8 +310,10 @@ class Session:
 
     def doc(self, address: Address) -> DocState | None:
         """The published state of a document, or None."""
-        if address in self._docs:
+        try:
             return self._docs[address]
+        except KeyError:
+            pass
         if address in self._staged.docs_before:
             # The storage may have the batch already that is being stored. A watch that begins now
             # is told of it afterwards, and no two looks may show half of a commit.

@@ -337,7 +337,8 @@ class SqliteStorage(SqliteReads):
             if writer.in_transaction:
                 # The last one could not be rolled back.
                 writer.execute("rollback")
-            self._set_flushing(flush)
+            if flush is not self._flushing:
+                self._set_flushing(flush)
             writer.execute("begin immediate")
             result = body(writer)
             certain = False
@@ -357,12 +358,13 @@ class SqliteStorage(SqliteReads):
                 mapped.problem += f" ({no_room})"
             raise mapped from error  # noqa: ASYNC104 - nothing is awaited here
         finally:
-            self._rest()
+            if self._flushing is not True:
+                self._rest()
         return result
 
     def _set_flushing(self, flush: bool) -> None:
         """Have COMMIT wait for the disk, or not. Only between transactions."""
-        if self._power and flush is not self._flushing:
+        if self._power:
             # Unknown, should it fail: then the next transaction sets it, or is refused.
             self._flushing = None
             self._writer.execute(f"pragma synchronous = {'full' if flush else 'normal'}")
@@ -373,7 +375,7 @@ class SqliteStorage(SqliteReads):
 
         That one failed must not be told as the result of a transaction that is over.
         """
-        if self._power and self._flushing is not True and not self._writer.in_transaction:
+        if self._power and not self._writer.in_transaction:
             with contextlib.suppress(apsw.Error, MemoryError):
                 self._set_flushing(True)
 
@@ -438,15 +440,12 @@ class SqliteStorage(SqliteReads):
                 rows = list(map(_row_of, group))
                 before = writer.total_changes()
                 cursor.executemany(statements[op], rows)
-                self._check_changed(op, len(rows), writer.total_changes() - before)
+                changed = writer.total_changes() - before
+                if changed != len(rows):
+                    problem = f"{len(rows)} writes of {Op(op).name} changed {changed} rows"
+                    raise InternalError(f"{self._store}: {problem}")
             else:
                 cursor.executemany(statements[op], map(_row_of, group))
-
-    def _check_changed(self, op: Op, expected: int, changed: int) -> None:
-        """Refuse a batch that contradicts the store: each of its exact writes changes one row."""
-        if changed != expected:
-            problem = f"{expected} writes of {Op(op).name} changed {changed} rows"
-            raise InternalError(f"{self._store}: {problem}")
 
     def checkpoint(self, *, truncate: bool = False) -> int:
         """Move the log into the file; return how many pages the log holds after it.
