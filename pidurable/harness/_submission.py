@@ -11,7 +11,7 @@ from pidurable.agent._inbox import withdraw
 from pidurable.errors import UnansweredError, WaitTimeoutError
 from pidurable.records._checks import check_timeout
 from pidurable.records._codec import Codec
-from pidurable.records._entries import Entry
+from pidurable.records._entries import Entry, kept_messages
 from pidurable.records._messages import AssistantMessage
 from pidurable.records._submissions import SubmissionRecord, SubmissionStatus
 from pidurable.session._rows import stored_entry
@@ -162,7 +162,7 @@ def settled_of(
         row = storage.entry(record.answer)
         answer = None if row is None else stored_entry(row, codec, storage)
     if answer is not None:
-        for message in answer.messages:
+        for message in kept_messages(answer):
             if isinstance(message, AssistantMessage):
                 text = message.text
     return Settled(

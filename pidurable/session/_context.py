@@ -302,7 +302,8 @@ class Exchange:
         self._push(ContextMessage(shown, entry))
         self._users_only = False
         text = _transcript.NOT_KNOWN if inherited else _transcript.INTERRUPTED
-        for index, call in enumerate(message.tool_calls):
+        calls = message.tool_calls
+        for index, call in enumerate(calls):
             place = _Place(entry, index, call, message.at_us, text)
             early = self._early.pop((entry, index), None)
             if early is not None:
@@ -310,8 +311,8 @@ class Exchange:
                 self._note_images(early.message)
             self._places[entry, index] = place
             self._push(place)
-        self._answered = not message.tool_calls
-        return bool(message.tool_calls)
+        self._answered = not calls
+        return bool(calls)
 
     def _put_result(self, item: ContextMessage) -> None:
         assert isinstance(item.message, ToolResultMessage)
