@@ -130,7 +130,6 @@ class CallOutput:
         self._diagnostics_dropped = 0
         self._decoder: codecs.IncrementalDecoder | None = None
         """Made for the first bytes: most calls put none out."""
-        self.value_bytes_max = progress.value_bytes_max
         self.collector = OutputCollector(bytes_max=bytes_max, lines_max=lines_max, keep=keep)
         self.details: Any = None
         self.diagnostics: list[dict[str, str]] = []

@@ -48,19 +48,33 @@ class RunningCall:
         self._services = services
         self._ctx = ctx
         self._agent = agent
-        self._name = tool.name
+        self._tool = tool
         self._reconciling = reconciling
         self._nested: NestedCalls | None = None
         """Made for the first call: most tools make none."""
-        self.progress = CallOutput(
-            services.progress,
-            ctx.conversation_id,
-            ctx.task_id,
-            nested=ctx.input.caller is not None,
-            bytes_max=tool.output_bytes_max,
-            lines_max=tool.output_lines_max,
-            keep=tool.output_keep,
-        )
+        self.shown: CallOutput | None = None
+        """What it puts out; None as long as it has put nothing out, as most calls do."""
+
+    @property
+    def progress(self) -> CallOutput:
+        """What it puts out, made for the first of it."""
+        if self.shown is None:
+            ctx, tool = self._ctx, self._tool
+            self.shown = CallOutput(
+                self._services.progress,
+                ctx.conversation_id,
+                ctx.task_id,
+                nested=ctx.input.caller is not None,
+                bytes_max=tool.output_bytes_max,
+                lines_max=tool.output_lines_max,
+                keep=tool.output_keep,
+            )
+        return self.shown
+
+    def close(self) -> None:
+        """Show nothing more."""
+        if self.shown is not None:
+            self.shown.close()
 
     @property
     def id(self) -> int:
@@ -70,7 +84,7 @@ class RunningCall:
     @property
     def name(self) -> str:
         """The name that the model called."""
-        return self._name
+        return self._tool.name
 
     @property
     def conversation_id(self) -> int:
@@ -142,7 +156,7 @@ class RunningCall:
         about the call itself: that is what the tool returns.
         """
         async with self._ctx.commit() as tx:
-            tx.lend(f"the tool {self._name!r}")
+            tx.lend(f"the tool {self._tool.name!r}")
             yield tx
 
     async def create_task(
@@ -228,7 +242,7 @@ class RunningCall:
             if asked:
                 self.report(
                     f"the nested call {result.task} of {name!r} asks for {', '.join(asked)}, which "
-                    f"counts for nothing: the result of {self._name!r}, its caller, does not"
+                    f"counts for nothing: the result of {self._tool.name!r}, its caller, does not"
                 )
 
     async def run_blocking(self, function: Callable[..., T], /, *args: Any) -> T:

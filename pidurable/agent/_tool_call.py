@@ -223,7 +223,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
             call.report_unheeded(came)
             return came
         finally:
-            call.progress.close()
+            call.close()
 
     async def _unknown(
         self, ctx: ToolContext, at: Execute, raised: OutcomeUnknownError, call: RunningCall
@@ -380,7 +380,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
         try:
             return await reconcile(self._services, prepared.tool, prepared.kwargs, call)
         finally:
-            call.progress.close()
+            call.close()
 
     def _interrupted(self, ctx: ToolContext, at: Execute, said: str = "") -> FinalResult:
         """The outcome is unknown; what the call had put out is told with it.

@@ -110,7 +110,7 @@ def _combined(
     )
 
 
-def _remarks(diagnostics: list[dict[str, str]]) -> list[str]:
+def _remarks(diagnostics: Sequence[dict[str, str]]) -> list[str]:
     return [f"{each['severity']}: {each['text']}" for each in diagnostics]
 
 
@@ -145,19 +145,29 @@ def bounds_of(tool: Tool[..., Any] | None, value_bytes_max: int) -> Bounds:
     )
 
 
-def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -> FinalResult:
+def final_result(
+    returned: object, tool: Tool[..., Any], shown: CallOutput | None, value_bytes_max: int
+) -> FinalResult:
     """Bring what a tool returned into the form in which it is stored.
+
+    Args:
+        returned: A `ToolResult`, or the content of one.
+        tool: The tool.
+        shown: What the call has put out; None where that is nothing.
+        value_bytes_max: Most bytes of one stored value.
 
     Raises:
         TypeError: It is nothing that a tool may return, or its structured output does not fit the
             declared schema; the model is told so.
         NotJsonError: Details or structured output are not strict JSON, or too large together.
     """
-    if type(returned) is str and progress.details is None and not progress.diagnostics:
+    details = None if shown is None else shown.details
+    diagnostics = () if shown is None else shown.diagnostics
+    if type(returned) is str and details is None and not diagnostics:
         # What nearly every tool returns, in the same form as all the rest.
         text = bounded_output(
             returned,
-            bytes_max=_text_bytes_max(tool.output_bytes_max, progress.value_bytes_max),
+            bytes_max=_text_bytes_max(tool.output_bytes_max, value_bytes_max),
             lines_max=tool.output_lines_max,
             keep=tool.output_keep,
         )
@@ -165,12 +175,12 @@ def final_result(returned: object, tool: Tool[..., Any], progress: CallOutput) -
     result = returned if isinstance(returned, ToolResult) else ToolResult(_content(returned))
     if result.content is None:
         # Already bounded, and its mark counts everything that was dropped.
-        result = attrs.evolve(result, content=progress.collector.marked())
-    if result.details is None and progress.details is not None:
-        result = attrs.evolve(result, details=progress.details)
-    final = _finished(result, bounds_of(tool, progress.value_bytes_max))
-    if progress.diagnostics:
-        remarks = TextBlock(text="\n".join(_remarks(progress.diagnostics)))
+        result = attrs.evolve(result, content="" if shown is None else shown.collector.marked())
+    if result.details is None and details is not None:
+        result = attrs.evolve(result, details=details)
+    final = _finished(result, bounds_of(tool, value_bytes_max))
+    if diagnostics:
+        remarks = TextBlock(text="\n".join(_remarks(diagnostics)))
         final = attrs.evolve(final, blocks=(*final.blocks, remarks))
     return final
 

@@ -38,15 +38,17 @@ async def invoke(
 ) -> FinalResult | OutcomeUnknownError:
     """Run the tool, and make a result of whatever comes out of it."""
     scope: trio.CancelScope | None = None
+    most = services.progress.value_bytes_max
     try:
         if tool.timeout is None:
             # Most tools have no limit: nothing would ever cancel a scope of theirs.
-            return final_result(await tool.invoke(kwargs, call), tool, call.progress)
-        returned: object = None
+            returned = await tool.invoke(kwargs, call)
+            return final_result(returned, tool, call.shown, most)
+        returned = None
         with trio.move_on_after(tool.timeout) as scope:
             returned = await tool.invoke(kwargs, call)
         if not scope.cancelled_caught:
-            return final_result(returned, tool, call.progress)
+            return final_result(returned, tool, call.shown, most)
         text, code = _timeout_text(tool), "timeout"
     except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
         if _passes(raised, services):
@@ -79,7 +81,7 @@ async def reconcile(
             if answer is False:
                 return False
             if isinstance(answer, ToolResult):
-                return final_result(answer, tool, call.progress)
+                return final_result(answer, tool, call.shown, services.progress.value_bytes_max)
     except BaseException as raised:  # noqa: ASYNC103 - _passes lets it by
         if _passes(raised, services):
             raise

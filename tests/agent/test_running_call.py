@@ -347,8 +347,6 @@ _RESULT = st.builds(
 class _Progress:
     """As much of a call's progress as a result is made of."""
 
-    value_bytes_max = 16 * 1024 * 1024
-
     def __init__(self, output: str, details: Any, diagnostics: list[str]) -> None:
         from pidurable.agent._output import OutputCollector
 
@@ -374,7 +372,8 @@ def test_whatever_a_tool_returns_can_be_stored_or_is_refused(
 ) -> None:
     """A result is refused in a way the model is told of, or every commit with it succeeds."""
     try:
-        final = final_result(returned, _ODD, _Progress(output, None, []))  # type: ignore[arg-type]
+        shown = _Progress(output, None, []) if output else None
+        final = final_result(returned, _ODD, shown, 16 * 1024 * 1024)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return
     _check_storable(final)
