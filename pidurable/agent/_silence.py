@@ -5,14 +5,16 @@ stream only notes since when it waits for its provider, and one task for all of 
 notes: once when the oldest may be due, and that is about once in the time that a silence may last.
 Nobody is given up early or late: who begins to wait after a look is not due before the next one.
 
-That task begins with the first stream and stays for as long as trio runs, because an answer may be
-over after a few events, and to start it for each would cost more than it saves. While no stream is
-open it has no time to wake at.
+An answer may be over after a few events, and to start that task for each would cost more than it
+saves. So it stays for as long as somebody says that there will be more streams, with no time to
+wake at while none is open. Without that it ends with the last stream.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import trio
@@ -42,12 +44,23 @@ class Silences:
 
     def __init__(self) -> None:
         self._open: dict[Waiting, None] = {}
-        self._looks = False
-        """Whether that task has been started."""
+        self._kept = 0
+        """How many want that task to stay."""
+        self._looking: trio.CancelScope | None = None
         self._sleeping = trio.CancelScope()
         """What it sleeps in until one of them may be due."""
         self._wakes_at = math.inf
         """The deadline of that, which is dearer to ask for, and to set."""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have the task stay from one stream to the next, for as long as this lasts."""
+        self._kept += 1
+        try:
+            yield
+        finally:
+            self._kept -= 1
+            self._rest()
 
     def watch(self, waiting: Waiting) -> None:
         """Look after a stream until it is forgotten."""
@@ -55,24 +68,35 @@ class Silences:
         due = trio.current_time() + waiting.seconds
         if due < self._wakes_at:
             self._wake_at(due)
-        if not self._looks:
-            self._looks = True
-            trio.lowlevel.spawn_system_task(self._look)
+        if self._looking is None:
+            self._looking = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._look, self._looking)
 
     def forget(self, waiting: Waiting) -> None:
-        """The stream is over; with the last one goes the time to look: a clock may jump to it."""
+        """The stream is over."""
         del self._open[waiting]
-        if not self._open:
-            self._wake_at(math.inf)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Where no stream is open there is no time to wake at: a virtual clock would jump to it."""
+        if self._open:
+            return
+        self._wake_at(math.inf)
+        if not self._kept and self._looking is not None:
+            # Whoever is looked after next starts another one.
+            self._looking.cancel()
+            self._looking = None
 
     def _wake_at(self, deadline: float) -> None:
         self._wakes_at = self._sleeping.deadline = deadline
 
-    async def _look(self) -> None:
-        while True:
-            self._wakes_at = self._give_up()
-            with trio.CancelScope(deadline=self._wakes_at) as self._sleeping:
-                await trio.sleep_forever()
+    async def _look(self, looking: trio.CancelScope) -> None:
+        with looking:
+            # One that was told to end before it began must not take the place of the next.
+            while not looking.cancel_called:
+                self._wakes_at = self._give_up()
+                with trio.CancelScope(deadline=self._wakes_at) as self._sleeping:
+                    await trio.sleep_forever()
 
     def _give_up(self) -> float:
         """Cancel who has waited for too long; return when the next one may be due."""

@@ -19,6 +19,7 @@ from pidurable.agent._permissions import Permissions
 from pidurable.agent._progress import Progress
 from pidurable.agent._services import AgentChange, AgentServices, EnvFor, local_env
 from pidurable.agent._settlement import settle_by
+from pidurable.agent._silence import silences
 from pidurable.agent._tool_call import ToolTask
 from pidurable.errors import (
     InvalidArgumentError,
@@ -746,16 +747,17 @@ async def _served(
         making.services.permissions.load()
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
-                nursery.start_soon(harness._collector.finish)
-                try:
-                    await harness._commands.look()
-                    nursery.start_soon(harness._commands.serve)  # noqa: ASYNC113 - as above
-                    yield harness
-                except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
-                    error = caught
-                nursery.cancel_scope.cancel()
+            with silences().kept():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
+                    nursery.start_soon(harness._collector.finish)
+                    try:
+                        await harness._commands.look()
+                        nursery.start_soon(harness._commands.serve)  # noqa: ASYNC113 - as above
+                        yield harness
+                    except BaseException as caught:  # noqa: ASYNC103 - raised below, bare
+                        error = caught
+                    nursery.cancel_scope.cancel()
         except BaseException as late:  # noqa: ASYNC103 - raised below, bare
             if error is None or outranks(late, error):
                 error = bare(late)

@@ -32,6 +32,7 @@ from pidurable.agent._models import (
     render_system_message,
     sendable_arguments,
 )
+from pidurable.agent._silence import silences
 from pidurable.errors import InvalidArgumentError, ModelError, NotFoundError
 from pidurable.records._json import dumps
 from pidurable.records._messages import (
@@ -387,26 +388,62 @@ async def test_each_of_many_streams_has_its_own_silence(
     )
 
 
-async def test_one_task_looks_after_all_streams_and_has_no_time_to_wake_at_without_one(
-    autojump_clock: Any,
-) -> None:
-    """It begins with the first stream, and no clock is made to jump once the last one is over."""
+def watchers() -> tuple[int, float]:
+    """How many tasks there are, and the seconds until the next of them has a time to wake at."""
+    statistics = trio.lowlevel.current_statistics()
+    return statistics.tasks_living, round(statistics.seconds_to_next_deadline, 6)
 
-    def now() -> tuple[int, float]:
-        statistics = trio.lowlevel.current_statistics()
-        return statistics.tasks_living, statistics.seconds_to_next_deadline
 
-    before, _ = now()
+async def test_nothing_looks_after_streams_when_there_are_none(autojump_clock: Any) -> None:
+    """One task looks for silence in all streams; it ends with the last, and begins again."""
     models = Models([Fake(*MANY, SAID)], stream_silence_seconds=120)
+    before, _ = watchers()
+
     for _ in range(2):
         async with models.stream(REQUEST) as events, models.stream(REQUEST):
             await trio.testing.wait_all_tasks_blocked()
-            assert now() == (before + 1, pytest.approx(120))
+            assert watchers() == (before + 1, 120)
             async for _ in events:
                 pass
-        assert now() == (before + 1, math.inf)
         await trio.testing.wait_all_tasks_blocked()
-        assert now() == (before + 1, math.inf)
+        assert watchers() == (before, math.inf)
+
+
+async def test_the_task_that_looks_for_silence_stays_while_there_will_be_streams(
+    autojump_clock: Any,
+) -> None:
+    """While it is kept, it has no time to wake at between two streams; then it ends, at once."""
+    models = Models([Fake(SAID)], stream_silence_seconds=120)
+    before, _ = watchers()
+
+    with silences().kept(), silences().kept():
+        for _ in range(2):
+            async with models.stream(REQUEST):
+                await trio.testing.wait_all_tasks_blocked()
+                assert watchers() == (before + 1, 120)
+            await trio.testing.wait_all_tasks_blocked()
+            assert watchers() == (before + 1, math.inf)
+        error = await refused(Fake(trio.sleep_forever), stream_silence_seconds=120)
+        assert "sent nothing for 120 s" in str(error)
+        async with models.stream(REQUEST):
+            pass
+    await trio.testing.wait_all_tasks_blocked()
+    assert watchers() == (before, math.inf)
+
+
+async def test_a_task_that_was_told_to_end_before_it_began_leaves_the_next_one_alone(
+    autojump_clock: Any,
+) -> None:
+    """Whichever of the two trio runs first, a silence is noticed in its time."""
+    patient = Models([Fake()], stream_silence_seconds=120)
+    for _ in range(8):
+        async with patient.stream(REQUEST):
+            pass
+        async with patient.stream(REQUEST):
+            await trio.testing.wait_all_tasks_blocked()
+            started = trio.current_time()
+            await refused(Fake(trio.sleep_forever), stream_silence_seconds=5)
+            assert trio.current_time() - started == pytest.approx(5)
 
 
 # --- texts, arguments, numbers ----------------------------------------------------------------
