@@ -18,13 +18,20 @@ from pidurable.cli._approvals import asked_lines
 from pidurable.cli._conversations import entry_lines, root_id
 from pidurable.cli._display import REDRAW_SECONDS, Display
 from pidurable.cli._errors import Exit, UsageError
-from pidurable.cli._follow import live_lines
+from pidurable.cli._follow import (
+    OWNED_DEPTH_MAX,
+    OWNED_MAX,
+    live_lines,
+    owned_call_line,
+    owned_line,
+    working_calls,
+)
 from pidurable.cli._host import Host
 from pidurable.cli._options import Options
 from pidurable.cli._render import holder_lines
 from pidurable.cli._story import Story, reason_text
 from pidurable.cli._tasks import check_store
-from pidurable.errors import WaitTimeoutError
+from pidurable.errors import PidurableError, WaitTimeoutError
 from pidurable.harness._event_json import event_json
 from pidurable.harness._events import (
     EntryAdded,
@@ -44,6 +51,8 @@ __all__ = ["follow_conversation"]
 LOOK_SECONDS = 0.1
 HOLDER_SECONDS = 5.0
 """Asking who holds the store tries its lock, so it is not asked at each look."""
+BELOW_SECONDS = 0.5
+"""What goes on below a call is read so often."""
 NOBODY = ("nobody", "released", "dead")
 
 
@@ -104,6 +113,7 @@ async def _follow(reader: Reader, id: int, shown: _Shown, *, until_done: bool) -
 
         nursery.start_soon(watch_holders)
         if shown.host.is_terminal(shown.host.stderr) and not shown.host.events:
+            nursery.start_soon(_look_below, reader, shown)
             await nursery.start(_draw, shown)
         try:
             await _show_batches(reader, id, shown, until_done=until_done)
@@ -159,6 +169,34 @@ async def _tell_holder(
     return now
 
 
+async def _look_below(reader: Reader, shown: _Shown) -> None:
+    """Read now and then what happens in conversations below the calls, for the picture."""
+    while True:
+        below: dict[int, list[str]] = {}
+        for task in shown.calls():
+            below[task] = await _owned_lines(reader, task, OWNED_DEPTH_MAX)
+        shown.below = below
+        await trio.sleep(BELOW_SECONDS)
+
+
+async def _owned_lines(reader: Reader, task_id: int, depth: int) -> list[str]:
+    lines: list[str] = []
+    try:
+        owned = [row.id for row in await reader.children(task_id) if row.conversation is not None]
+        for id in owned[:OWNED_MAX]:
+            live = await reader.live(id) or {}
+            lines.append(owned_line(id, live))
+            for call in working_calls(live):
+                lines.append(f"  {owned_call_line(call)}")
+                if depth > 1:
+                    below = await _owned_lines(reader, call["task"], depth - 1)
+                    lines += [f"    {line}" for line in below]
+    except PidurableError:
+        # What cannot be read is told by whoever shows the log; the picture goes without it.
+        return lines
+    return lines
+
+
 async def _draw(
     shown: _Shown, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
@@ -192,6 +230,8 @@ class _Shown:
     """Whether nobody holds the store."""
     display: Display | None = None
     """The picture below, on a terminal."""
+    below: dict[int, list[str]] = attrs.Factory(dict)
+    """By call, the lines of the conversations below it, as they were lately."""
     _story: Story = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -217,7 +257,13 @@ class _Shown:
         """What happens right now, for a terminal of this width."""
         if self.stands_still and self.run is not None:
             return [f"run {self.run} stands still: nobody holds this store"]
-        return live_lines(self._story, cells, self.host.now_us())
+        return live_lines(
+            self._story, cells, self.host.now_us(), lambda task: self.below.get(task, [])
+        )
+
+    def calls(self) -> list[int]:
+        """The tasks of the calls that run now."""
+        return [call.task for call in self._story.calls.values()]
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Snapshot):

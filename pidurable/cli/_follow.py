@@ -7,7 +7,7 @@ is shown is committed: the display lives on the conversation's events and docume
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,12 +25,23 @@ from pidurable.harness._event_json import event_json
 from pidurable.harness._events import Event
 from pidurable.harness._open import Harness
 
-__all__ = ["Watched", "following", "live_lines"]
+__all__ = [
+    "OWNED_DEPTH_MAX",
+    "OWNED_MAX",
+    "Watched",
+    "following",
+    "live_lines",
+    "owned_call_line",
+    "owned_line",
+    "working_calls",
+]
 
 TRAILING_SECONDS_MAX = 0.5
 TEXT_LINES = 6
 OUTPUT_LINES = 3
 OWNED_DEPTH_MAX = 3
+OWNED_MAX = 20
+"""So many conversations below one call are shown."""
 
 
 def _no_display(quiet: bool) -> None:
@@ -201,19 +212,31 @@ def _call_line(call: RunningCall, now: float, cells: int) -> str:
 def _owned_lines(harness: Harness, task_id: int, depth: int) -> list[str]:
     """The conversations that a call owns, with what happens in them."""
     lines: list[str] = []
-    for row in harness.session.storage.conversations_by_owner(task_id, limit=20):
+    for row in harness.session.storage.conversations_by_owner(task_id, limit=OWNED_MAX):
         live: dict[str, Any] = harness.conversation(row.id).live()
-        if live.get("run") is None:
-            lines.append(f"conversation {row.id}, idle")
-            continue
-        lines.append(f"conversation {row.id}, run {live['run']}, turn {live['turn']}")
-        for call in live.get("calls") or ():
-            if call["status"] not in ("running", "waiting"):
-                continue
-            held = f", waits for {clean_line(call['held_by'])}" if call["held_by"] else ""
-            name = clean_line(call["name"], chars_max=64)
-            lines.append(f"  {name} (task {call['task']}){held}")
+        lines.append(owned_line(row.id, live))
+        for call in working_calls(live):
+            lines.append(f"  {owned_call_line(call)}")
             if depth > 1:
                 below = _owned_lines(harness, call["task"], depth - 1)
                 lines += [f"    {line}" for line in below]
     return lines
+
+
+def owned_line(conversation: int, live: Mapping[str, Any]) -> str:
+    """How it stands with a conversation that a call owns, by its `pi.live`."""
+    if live.get("run") is None:
+        return f"conversation {conversation}, idle"
+    return f"conversation {conversation}, run {live['run']}, turn {live['turn']}"
+
+
+def working_calls(live: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The calls of a conversation that have begun and not ended, by its `pi.live`."""
+    calls = () if live.get("run") is None else live.get("calls") or ()
+    return [call for call in calls if call["status"] in ("running", "waiting")]
+
+
+def owned_call_line(call: Mapping[str, Any]) -> str:
+    """A call in a conversation that another call owns."""
+    held = f", waits for {clean_line(call['held_by'])}" if call["held_by"] else ""
+    return f"{clean_line(call['name'], chars_max=64)} (task {call['task']}){held}"

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
@@ -17,7 +18,7 @@ import pytest
 import trio
 
 from pidurable import AgentChange, Extension, Models, Registry, ToolCall, open_harness, tool
-from pidurable.agent._script import ScriptedCall, Stall
+from pidurable.agent._script import ScriptedCall, Stall, When
 from pidurable.cli import _conversation_follow
 from pidurable.cli._conversation_follow import follow_conversation
 from pidurable.cli._host import Host
@@ -98,6 +99,18 @@ class Watched:
     def text(self) -> str:
         return "\n".join(self.screen.display)
 
+    def follow(self, store: Path) -> tuple[Host, Callable[[], Awaitable[int]]]:
+        """What follows the root of a store on this terminal, until it is cancelled."""
+        host = Host(io.StringIO(), self.terminal, self.terminal, {"TERM": "xterm"})
+        options = resolve_options(Sources(environ={}), store=str(store))
+        return host, functools.partial(
+            *(follow_conversation, host, options, None),
+            limit=10,
+            full=False,
+            until_done=False,
+            events=False,
+        )
+
     async def until(self, seen: Callable[[str], bool]) -> None:
         with trio.fail_after(20):
             while not seen(self.text()):
@@ -119,15 +132,7 @@ async def test_words_are_seen_on_a_terminal_while_they_are_written(
     step = Step(text="Words come one by one.", piece_chars=6, stall=Stall(after=3))
     models = Models({"scripted": ScriptedModel([step])})
     path = tmp_path / "s.sqlite"
-    host = Host(io.StringIO(), watched.terminal, watched.terminal, {"TERM": "xterm"})
-    options = resolve_options(Sources(environ={}), store=str(path))
-    follow = functools.partial(
-        *(follow_conversation, host, options, None),
-        limit=10,
-        full=False,
-        until_done=False,
-        events=False,
-    )
+    host, follow = watched.follow(path)
 
     async with open_harness(path, models=models) as harness:
         root = await harness.root(agent=AgentChange(model="scripted/m"))
@@ -140,6 +145,48 @@ async def test_words_are_seen_on_a_terminal_while_they_are_written(
     await watched.until(lambda text: "Words" not in text)
     assert "go on" in watched.text()
     assert host.above is None
+
+
+async def test_what_goes_on_below_a_call_is_seen_on_a_terminal(
+    tmp_path: Path, watched: Watched
+) -> None:
+    """A sub-agent's conversation stands below the call that waits for it, with its own calls."""
+
+    @tool(replay="safe")
+    async def delegate(call: ToolCall) -> str:
+        """Ask a sub-agent."""
+        child = await call.child(agent=AgentChange(model="scripted/scout"))
+        return (await (await child.submit("look", request_id=call.key("x"))).wait()).text
+
+    @tool(replay="safe")
+    async def dig(call: ToolCall) -> str:
+        """Take for ever."""
+        await trio.sleep_forever()
+        return ""
+
+    registry = Registry()
+    registry.install(Extension("test", tools=[delegate, dig]))
+    steps = [
+        Step(when=When(user="look"), calls=(ScriptedCall(name="dig"),)),
+        Step(calls=(ScriptedCall(name="delegate"),)),
+    ]
+    models = Models({"scripted": ScriptedModel(steps)})
+    path = tmp_path / "s.sqlite"
+    _, follow = watched.follow(path)
+
+    async with open_harness(path, registry=registry, models=models) as harness:
+        root = await harness.root(agent=AgentChange(model="scripted/chief"))
+        await root.submit("go on")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            await watched.until(lambda text: "dig (task " in text)
+            shown = watched.text()
+            nursery.cancel_scope.cancel()
+
+    lines = [line.rstrip() for line in shown.splitlines()]
+    call = next(place for place, line in enumerate(lines) if line.startswith("└─ delegate"))
+    assert re.fullmatch(r" +conversation \d+, run \d+, turn 1", lines[call + 1])
+    assert re.fullmatch(r" +dig \(task \d+\)", lines[call + 2])
 
 
 async def test_nobody_is_shown_at_work_where_nobody_holds_the_store() -> None:
