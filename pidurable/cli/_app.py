@@ -163,7 +163,7 @@ def _add_demo(app: App, host: Host) -> None:
         """
         from pidurable.cli._explanations import explanations
 
-        host.out(explanations(code))
+        host.out(host.fitted(explanations(code), host.stdout))
         return Exit.DONE
 
 

@@ -28,7 +28,7 @@ async def show_doctor(host: Host, options: Options, *, full: bool) -> int:
         host.out(str(id) for id in found.blocked_tasks)
     else:
         host.out(_sheet(found))
-        host.out(_findings(found))
+        host.out(host.fitted(_findings(found), host.stdout))
     return Exit.DONE if found.healthy else Exit.FAILED
 
 

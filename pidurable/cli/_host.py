@@ -21,7 +21,7 @@ from typing import Any, TextIO, cast
 import attrs
 
 from pidurable.cli._errors import UsageError
-from pidurable.cli._render import clean, clean_line
+from pidurable.cli._render import clean, clean_line, wrapped
 from pidurable.cli._screen import screen_size
 from pidurable.session._seams import Failpoints
 
@@ -112,8 +112,19 @@ class Host:
             self.gone = True
 
     def say(self, lines: str | Iterable[str], style: str = "") -> None:
-        """Write lines of ours, as `err` does; commands in them name the store where they must."""
-        self.err(map(self.typed, _each(lines)), style)
+        """Write lines of ours, as `err` does; commands in them name the store where they must.
+
+        On a terminal they are broken between words. What others have written is not: where somebody
+        decides by it, a line that begins with a part of it could be taken for one of ours.
+        """
+        self.err(self.fitted(map(self.typed, _each(lines)), self.stderr), style)
+
+    def fitted(self, lines: Iterable[str], stream: TextIO) -> list[str]:
+        """Return lines of prose as they fit a stream: broken between words on a terminal."""
+        cells = self.width(stream)
+        if cells is None:
+            return list(lines)
+        return [part for line in lines for part in wrapped(line, cells)]
 
     def typed(self, text: str) -> str:
         """Return a text of ours with its commands as they can be typed to work on this store."""

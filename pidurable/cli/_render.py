@@ -36,6 +36,7 @@ __all__ = [
     "tail",
     "task_line",
     "tree_lines",
+    "wrapped",
     "wrapped_tail",
 ]
 
@@ -60,6 +61,10 @@ _VISIBLE: dict[int, str] = {
 LINE_CHARS_MAX = 2_000
 CELL_CHARS_MAX = 60
 WRAPPED_CHARS_MAX = 4_000
+_WRAPPED_CELLS_MIN = 20
+_BEGIN = re.compile(r" *(?:\d+\. )?")
+_WORD = re.compile(r"( *)((?:`[^`]*`|[^ `]|`(?![^`]*`))+)")
+"""What stands before a word, and the word, which may hold a command with spaces."""
 
 
 def clean(text: str) -> str:
@@ -99,6 +104,29 @@ def wrapped_tail(text: str, *, lines: int, cells: int) -> list[str]:
     # Only the end is looked at, as above.
     found = clean(text[-WRAPPED_CHARS_MAX:]).replace("\t", " ").rstrip().split("\n")[-lines:]
     return [part for line in found for part in _broken(line.rstrip(), max(1, cells))][-lines:]
+
+
+def wrapped(line: str, cells: int) -> list[str]:
+    """Break a line for people between its words, so that it fits a terminal.
+
+    What follows is indented like its beginning. A command stays in one piece, in backticks or
+    behind a `$`, so that it can be copied, and so does a word that is too wide by itself: the
+    terminal breaks those.
+    """
+    begin = _BEGIN.match(line)
+    assert begin is not None
+    head, indent = begin[0], " " * begin.end()
+    narrow = cells < _WRAPPED_CELLS_MIN + len(indent)
+    if narrow or _width(line) <= cells or "\t" in line or line[begin.end() :].startswith("$ "):
+        return [line]
+    found, now = [], ""
+    for space, word in _WORD.findall(line[begin.end() :]):
+        if now and _width(indent + now + space + word) > cells:
+            found.append(head + now)
+            head, now = indent, word
+        else:
+            now += space + word
+    return [*found, head + now]
 
 
 def _broken(line: str, cells: int) -> list[str]:

@@ -125,7 +125,7 @@ async def _run_here(
     Raises:
         StorageHeldError: Another live process holds it. Nothing was done.
     """
-    host.err(NOTICE)
+    host.say(NOTICE)
     async with open_session(
         host, options, create=True, registry=registry, models=models
     ) as harness:
@@ -255,7 +255,7 @@ async def resume_work(
     if plan_only:
         host.out(plan.lines(options))
         return Exit.DONE
-    host.err(NOTICE)
+    host.say(NOTICE)
     host.err("resuming:")
     host.err(plan.lines(options))
     with catch_interrupts(options.resume_command) as interrupts:

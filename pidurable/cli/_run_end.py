@@ -63,13 +63,13 @@ def say_stuck(host: Host, blocked: Sequence[Any]) -> None:
     """Say which tasks are blocked, and what a person can do about them."""
     for row in blocked[:BLOCKED_SHOWN_MAX]:
         code = row.blocked or ""
-        host.err(
+        host.say(
             f"task {row.id} ({clean_line(row.kind)}) is blocked: {clean_line(code)}. "
             f"{explain_code(code) or ''}",
             "yellow",
         )
     if len(blocked) > BLOCKED_SHOWN_MAX:
-        host.err(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
+        host.say(f"… and {len(blocked) - BLOCKED_SHOWN_MAX} tasks more", "yellow")
     # One way out for each reason, of the first task that is blocked for it.
     for row in {row.blocked: row for row in reversed(blocked)}.values():
         host.say(f"  next: {_way_out(row)}, or give it up with `pidurable task abort {row.id}`")
@@ -93,14 +93,14 @@ def say_asked(
         return
     count = len(requests)
     ids = ", ".join(str(request.id) for request in requests[:BLOCKED_SHOWN_MAX])
-    host.err(
+    host.say(
         f"{count} call{' waits' if count == 1 else 's wait'} for a person, and nothing else is "
         f"left to do: permission {ids}{', …' if count > BLOCKED_SHOWN_MAX else ''}",
         "yellow",
     )
     show = options.command("approval", "show", str(requests[0].id))
-    host.err(f"  next: decide (`{clean_line(show)}` says how), then")
-    host.err(f"        {goes_on or f'`{clean_line(options.resume_command)}` goes on'}")
+    host.say(f"  next: decide (`{clean_line(show)}` says how), then")
+    host.say(f"        {goes_on or f'`{clean_line(options.resume_command)}` goes on'}")
 
 
 def _way_out(row: Any) -> str:
@@ -135,15 +135,15 @@ async def report(
                 host.out(clean(each.text))
     for each in settled:
         if each.status == "queued":
-            host.err(
+            host.say(
                 f"submission {each.id} stays queued: the run before it had no answer", "yellow"
             )
             host.say("  next: `pidurable run --continue PROMPT` takes it along")
         elif each.status != "done":
-            host.err(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
+            host.say(f"submission {each.id} unanswered{reason_text(each.reason, each.detail)}")
             host.say("  next: `pidurable conversation log` shows how far it came")
     if not settled:
-        host.err("done: no task is live any more")
+        host.say("done: no task is live any more")
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 
 

@@ -18,6 +18,7 @@ from pidurable.cli._render import (
     duration,
     moment,
     tail,
+    wrapped,
     wrapped_tail,
 )
 from pidurable.cli._tasks import wait_text
@@ -293,3 +294,35 @@ def test_a_nested_result_is_a_line_and_no_json() -> None:
     assert ill.endswith("called by task 9)  error: denied")
     assert "\x1b" not in hostile
     assert "\n" not in hostile
+
+
+@given(st.text(alphabet="ab `.1世", max_size=90), st.integers(min_value=24, max_value=50))
+def test_a_broken_line_has_all_of_it_in_its_place(line: str, cells: int) -> None:
+    """Only spaces between words go; what is still too wide is one word, or one command."""
+    parts = wrapped(line, cells)
+
+    assert "".join("".join(parts).split()) == "".join(line.split())
+    for part in parts:
+        one = re.sub("`[^`]*`", "", part.strip())
+        assert _cells(part) <= cells or " " not in one
+    assert all(part.startswith(" ") for part in parts) or not line.startswith(" ")
+
+
+def test_prose_is_broken_between_words_and_no_command_is() -> None:
+    """What follows stands below its beginning; `$` and backticks keep what can be copied whole."""
+    command = "`pidurable resume --store 'a folder/session.sqlite'`"
+
+    assert wrapped(f"  next: go on with {command} at once, please", 30) == [
+        "  next: go on with",
+        f"  {command}",
+        "  at once, please",
+    ]
+    assert wrapped("  1. it is one thing, and then another", 26) == [
+        "  1. it is one thing, and",
+        "     then another",
+    ]
+    assert wrapped(f"   $ {command}", 30) == [f"   $ {command}"]
+    assert wrapped("a lone ` in a line of 33 columns.", 30) == [
+        "a lone ` in a line of 33",
+        "columns.",
+    ]

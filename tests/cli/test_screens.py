@@ -126,6 +126,23 @@ def test_what_is_shown_on_a_narrow_terminal_is_cut_to_it(
         assert "…" in "".join(shown)
 
 
+def test_prose_on_a_narrow_terminal_is_broken_between_words(
+    command: Callable[..., object], known_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors, explanations and findings say the same in more lines; commands stay in one piece."""
+    looks = (["explain", "crash_loop"], ["task", "show", "99"], ["doctor"])
+    whole = [command(*argv) for argv in looks]
+    monkeypatch.setattr(Host, "width", lambda self, stream: 40)
+
+    for argv, before in zip(looks, whole, strict=True):
+        found = command(*argv)
+        text = found.out + found.err
+
+        assert text.split() == (before.out + before.err).split()
+        assert text.count("\n") > (before.out + before.err).count("\n")
+        assert re.findall("`pid[^`\n]*`", text) == re.findall("`pid[^`]*`", text)
+
+
 def test_a_line_on_a_terminal_is_as_wide_as_that() -> None:
     """The host knows the width of a terminal, and that a pipe has none."""
     ours, theirs = os.openpty()
