@@ -10,7 +10,7 @@ and backwards from the waiter; the smaller side decides, so deep chains and wide
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pidurable.errors import WaitCycleError
@@ -36,7 +36,7 @@ class Cycles:
     def __init__(self, index: Index, kinds: Kinds) -> None:
         self._index = index
         self._kinds = kinds
-        self._unsorted: list[tuple[View, list[AnyNode]]] = []
+        self._unsorted: list[tuple[View, Mapping[int, AnyNode]]] = []
         """Staged nodes that are in none of the tables below yet: few batches are asked about."""
         self._staged_children: dict[int, list[int]] = {}
         self._staged_waiters: dict[int, list[int]] = {}
@@ -48,13 +48,13 @@ class Cycles:
 
     # --- what is staged, what is held ----------------------------------------------------
 
-    def stage(self, view: View, nodes: Iterable[AnyNode]) -> None:
+    def stage(self, view: View, nodes: Mapping[int, AnyNode]) -> None:
         """Add the nodes of a commit that was accepted and is not published yet."""
-        self._unsorted.append((view, [*nodes]))
+        self._unsorted.append((view, nodes))
 
     def _sort(self) -> None:
         for view, nodes in self._unsorted:
-            self._sort_nodes(view, nodes)
+            self._sort_nodes(view, nodes.values())
         self._unsorted.clear()
 
     def _sort_nodes(self, view: View, nodes: Iterable[AnyNode]) -> None:

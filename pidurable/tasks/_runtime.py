@@ -208,7 +208,7 @@ class Runtime(SessionTree, Participant):
         if tx.view.nodes:
             self.staged.nodes.update(tx.view.nodes)
             self.staged.intents = self.staged.intents or tx.view.intents
-            self.cycles.stage(self.staged, tx.view.nodes.values())
+            self.cycles.stage(self.staged, tx.view.nodes)
 
     def reverted(self) -> None:
         self._unstage()
@@ -227,14 +227,14 @@ class Runtime(SessionTree, Participant):
         self._unstage()
         if not isinstance(tx, TreeTransaction):
             return
-        phase = tx.phase
+        phase, changed = tx.phase, tx.view.nodes
         if phase is not None:
             if tx.next_checkpoint is not None:
                 phase.reached = tx.next_checkpoint
             for name, text in tx.memos_made:
                 phase.memos[name] = text
             # A commit that has not changed its task has decided nothing.
-            decided = tx.view.nodes.get(phase.task_id)
+            decided = changed.get(phase.task_id)
             if isinstance(decided, Node) and decided.status is not RUNNING:
                 if tx.parked_at is not None and phase.input_text is not None:
                     texts = (phase.input_text, *tx.parked_at)
@@ -252,8 +252,8 @@ class Runtime(SessionTree, Participant):
             self.fresh.update(tx.fresh)
         if tx.created_by_host:
             self.start()
-        if tx.view.nodes:
-            self.index.adopt(tx.view.nodes.values())
+        if changed:
+            self.index.adopt(changed.values())
             if tx.starts is not None:
                 self.scheduler.adopted(tx.starts)
             self.after_adoption(tx.outcomes)

@@ -25,7 +25,7 @@ class SessionTree:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.published = View(None, self.load)
-        self.staged = View(self.published, self.load)
+        self.staged = View(self.published)
         self.index = Index(
             self.published,
             top_of=self._top_of,

@@ -45,6 +45,8 @@ class View:
     __slots__ = ("_load", "_skips", "intents", "lower", "nodes")
 
     _load: Callable[[int], AnyNode | None]
+    _skips: dict[int, int]
+    """For tasks that ended and are no nodes: where to go on looking for the next node above."""
 
     def __init__(
         self, lower: View | None, load: Callable[[int], AnyNode | None] | None = None
@@ -53,18 +55,17 @@ class View:
 
         Args:
             lower: What it lies over, if anything.
-            load: Reads in what is not in memory; by default as the lower view does.
+            load: Reads in what is not in memory; a lower view says how, else it is needed.
         """
         self.lower = lower
-        self._skips: dict[int, int] = {} if lower is None else lower._skips
-        """For tasks that ended and are no nodes: where to go on looking for the next node above."""
         self.nodes: dict[int, AnyNode] = {}
         self.intents = False
         """Whether a node of this overlay (not of a lower view) has a new intent to cancel."""
-        if load is None:
-            assert lower is not None
-            load = lower._load
-        self._load = load
+        if lower is not None:
+            self._skips, self._load = lower._skips, lower._load
+        else:
+            assert load is not None
+            self._skips, self._load = {}, load
 
     def find(self, id: int) -> AnyNode | None:
         """A node that is in memory, or None."""
