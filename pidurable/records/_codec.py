@@ -128,7 +128,8 @@ class Codec:
         Raises:
             NotJsonError: The value does not fit the type, or has no form in JSON.
         """
-        return check_json(self._encode(value, type_, path), path)
+        encoded, _ = self._encode(value, type_, path)
+        return check_json(encoded, path)
 
     def encode_text(
         self,
@@ -153,8 +154,8 @@ class Codec:
         """
         if bytes_max > self._any_bytes_max:
             self._any_bytes_max = bytes_max
-        plain = self._encode(value, type_, path)
-        return dumps(plain, path=path, bytes_max=bytes_max, setting=setting)
+        encoded, checked = self._encode(value, type_, path)
+        return dumps(encoded, path=path, bytes_max=bytes_max, setting=setting, checked=checked)
 
     def decode(self, json: JsonValue, type_: Any, *, path: str = "$") -> Any:
         """Read a value of the type from JSON, strictly.
@@ -204,17 +205,18 @@ class Codec:
 
     # --- running -------------------------------------------------------------------------------
 
-    def _encode(self, value: Any, type_: Any, path: str) -> JsonValue:
+    def _encode(self, value: Any, type_: Any, path: str) -> tuple[JsonValue, bool]:
+        """Return the value as JSON, and whether it is plain by its making; see `Form.plain`."""
         if type_ is None:
             type_ = type(value)
             # Whatever has a form is no plain container; that spares the question the second time.
-            if is_plain_type(type_) or (
+            if type_ in _PLAIN_TYPES or (
                 type_ not in self._forms and self._is_plain_subclass(type_)
             ):
                 type_ = Any
         form = self._get_form(type_, path)
         try:
-            return form.encode(value)
+            return form.encode(value), form.plain
         except Exception as error:
             raise self._locate(error, value, type_, path, decoding=False) from error
 
@@ -229,6 +231,10 @@ class Codec:
         return False  # of an extension's codec, or with fields of its own
 
     def _get_form(self, type_: Any, path: str) -> Form:
+        try:
+            return self._forms[type_]
+        except (KeyError, TypeError):
+            pass  # it is met for the first time, or has no hash
         try:
             return self.form(type_)
         except Unsupported as error:
@@ -386,7 +392,7 @@ class Codec:
                 return ()
             return [(None, value, type(value))]
 
-        return Form(encode=encode, decode=decode, kinds=None, parts=parts)
+        return Form(encode=encode, decode=decode, kinds=None, parts=parts, plain=True)
 
     def _class_form(self, type_: Any, cls: type) -> Form:
         fields = _fields(type_, cls)
@@ -437,8 +443,9 @@ class Codec:
         try:
             if TAG in fields:
                 raise Unsupported(f"the field name {TAG} is taken by the tag of unions")
-            for name, (field_type, _) in fields.items():
-                self._part(f".{name}", field_type)
+            parts_plain = [
+                self._part(f".{name}", field_type).plain for name, (field_type, _) in fields.items()
+            ]
             write.append(make_dict_unstructure_fn(type_, self._converter))
             read.append(
                 make_dict_structure_fn(
@@ -452,6 +459,8 @@ class Codec:
             # Forms built meanwhile may hold this one, which will never work.
             self._forms.clear()
             raise
+        # Of one that contains itself it is not known: then a part of it is not plain yet.
+        form = self._forms[type_] = attrs.evolve(form, plain=all(parts_plain))
         return form
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, timedelta
@@ -27,6 +28,7 @@ from uuid import UUID
 
 import attrs
 
+from pidurable.records._json import INTEGER_MAX, INTEGER_MIN, check_json, is_plain
 from pidurable.records._messages import JsonValue
 from pidurable.records._readonly import JsonObject
 
@@ -77,6 +79,10 @@ class Form:
     tag: str | None = None
     """For a class with fields: its name as a member of a union."""
     parts: Parts = no_parts
+    plain: bool = False
+    """Whether each part of what `encode` gives is plain JSON by its making: of exact types, with
+    numbers in range. There are no more parts than the type itself says, so they cannot be one and
+    the same a million times. Strings, depth and size are still to be looked at."""
 
 
 def kind_of(value: JsonValue) -> str:
@@ -108,8 +114,6 @@ def _scalar(kind: str, python: type, expected: str) -> Form:
     def encode(value: Any) -> JsonValue:
         if type(value) is python:
             return value
-        if isinstance(value, python) and type(value) is not bool:
-            return python.__new__(python, value)
         raise Refused(f"expected {expected}", value)
 
     def decode(value: Any, _: Any) -> Any:
@@ -117,7 +121,15 @@ def _scalar(kind: str, python: type, expected: str) -> Form:
             return value
         raise Refused(f"expected {expected}", value)
 
-    return Form(encode=encode, decode=decode, kinds=frozenset([kind]), python=(python,))
+    return Form(encode=encode, decode=decode, kinds=frozenset([kind]), python=(python,), plain=True)
+
+
+def _encode_int(value: Any) -> JsonValue:
+    if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
+        return value
+    if isinstance(value, int) and type(value) is not bool:
+        return check_json(value)  # the plain int of a subclass; says what range there is
+    raise Refused("expected an int", value)
 
 
 def _encode_str(value: Any) -> JsonValue:
@@ -130,9 +142,9 @@ def _encode_str(value: Any) -> JsonValue:
 
 def _encode_float(value: Any) -> JsonValue:
     if type(value) is float:
-        return value
+        return value if math.isfinite(value) else check_json(value)  # which says what is wrong
     if isinstance(value, float | int) and type(value) is not bool:
-        return _widened(value)
+        return check_json(_widened(value))
     raise Refused("expected a float", value)
 
 
@@ -163,7 +175,9 @@ def scalar_subclass_form(cls: type, base: Form) -> Form:
     def encode(value: Any) -> JsonValue:
         return base.encode(value)
 
-    return Form(encode=encode, decode=decode, kinds=base.kinds, python=base.python)
+    return Form(
+        encode=encode, decode=decode, kinds=base.kinds, python=base.python, plain=base.plain
+    )
 
 
 def _text_form(
@@ -236,10 +250,10 @@ def _decode_timedelta(value: Any, _: Any) -> timedelta:
 BASIC: dict[Any, Form] = {
     type(None): _scalar("null", type(None), "None"),
     bool: _scalar("bool", bool, "a bool"),
-    int: _scalar("int", int, "an int"),
+    int: attrs.evolve(_scalar("int", int, "an int"), encode=_encode_int),
     str: attrs.evolve(_scalar("str", str, "a str"), encode=_encode_str),
-    float: Form(
-        encode=_encode_float, decode=_decode_float, kinds=frozenset(["float"]), python=(float,)
+    float: attrs.evolve(
+        _scalar("float", float, "a float"), encode=_encode_float, decode=_decode_float
     ),
     # The offset is kept, the name of a time zone is not: what is read back is the same moment.
     datetime: _text_form(
@@ -280,7 +294,7 @@ def enum_form(cls: type[enum.Enum]) -> Form:
         isinstance(member.value, str | int) and type(member.value) is not bool for member in members
     )
     pairs = [
-        (BASIC[str if isinstance(member.value, str) else int].encode(member.value), member)
+        (_encode_str(member.value) if isinstance(member.value, str) else int(member.value), member)
         if by_value
         else (member.name, member)
         for member in members
@@ -332,8 +346,14 @@ def _choice(pairs: list[tuple[JsonValue, Any]], expected: str, cls: type | None)
             raise Refused(f"expected {expected}{hint}", value) from None
 
     python = (cls,) if cls else tuple({type(member) for _, member in pairs})
-    kinds = frozenset(kind_of(json) for json, _ in pairs)
-    return Form(encode=encode, decode=decode, kinds=kinds, python=python)
+    jsons_known = [json for json, _ in pairs]
+    return Form(
+        encode=encode,
+        decode=decode,
+        kinds=frozenset(map(kind_of, jsons_known)),
+        python=python,
+        plain=is_plain(jsons_known),
+    )
 
 
 # --- containers -------------------------------------------------------------------------------
@@ -406,8 +426,10 @@ def tuple_form(items: list[Form], item_types: tuple[Any, ...]) -> Form:
             return [(index, value[index], item_types[index]) for index in range(length)]
         return ()
 
-    kinds = frozenset(["list"])
-    return Form(encode=encode, decode=decode, kinds=kinds, python=(tuple,), parts=parts)
+    kinds, plain = frozenset(["list"]), all(item.plain for item in items)
+    return Form(
+        encode=encode, decode=decode, kinds=kinds, python=(tuple,), parts=parts, plain=plain
+    )
 
 
 def dict_form(key: Form, key_type: Any, item: Form, item_type: Any) -> Form:
@@ -456,9 +478,14 @@ def optional_form(inner: Form, inner_type: Any) -> Form:
     def parts(value: Any, decoding: bool) -> Iterable[tuple[str | int | None, Any, Any]]:
         return () if value is None else [(None, value, inner_type)]
 
-    kinds = None if inner.kinds is None else inner.kinds | {"null"}
-    python = (*inner.python, type(None))
-    return Form(encode=encode, decode=decode, kinds=kinds, python=python, parts=parts)
+    return Form(
+        encode=encode,
+        decode=decode,
+        kinds=None if inner.kinds is None else inner.kinds | {"null"},
+        python=(*inner.python, type(None)),
+        parts=parts,
+        plain=inner.plain,
+    )
 
 
 def union_form(members: list[tuple[Any, Form]]) -> Form:
@@ -512,9 +539,14 @@ def union_form(members: list[tuple[Any, Form]]) -> Form:
             return ()
         return [(None, bare, member_type)]
 
-    python = tuple(by_class)
-    kinds = frozenset(by_kind) | (frozenset(["object"]) if by_tag else frozenset())
-    return Form(encode=encode, decode=decode, kinds=kinds, python=python, parts=parts)
+    return Form(
+        encode=encode,
+        decode=decode,
+        kinds=frozenset(by_kind) | (frozenset(["object"]) if by_tag else frozenset()),
+        python=tuple(by_class),
+        parts=parts,
+        plain=all(form.plain for _, form in members),
+    )
 
 
 def _sort_members(

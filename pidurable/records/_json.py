@@ -44,7 +44,12 @@ _INTEGER_DIGITS_MAX = 20
 
 
 def dumps(
-    value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX, setting: str = ""
+    value: object,
+    *,
+    path: str = "$",
+    bytes_max: int = VALUE_BYTES_MAX,
+    setting: str = "",
+    checked: bool = False,
 ) -> str:
     """Encode a value as compact strict JSON text.
 
@@ -56,33 +61,19 @@ def dumps(
         path: Where the value stands; errors begin with it.
         bytes_max: Most bytes of the text in UTF-8.
         setting: The name of the setting that allows no more, for the message.
+        checked: Whether all that `is_plain` asks is known of the parts of the value, since whoever
+            made it has seen to it. What remains to be asked is asked of the text, and costs little:
+            its strings, its depth and its size.
 
     Raises:
         NotJsonError: The value has no strict JSON form. Its `path` says where.
     """
     try:
-        if not is_plain(value, bytes_max):
+        if not checked and not is_plain(value, bytes_max):
             value = check_json(value, path, size_max=bytes_max, setting=setting)
-        return dumps_plain(value, path=path, bytes_max=bytes_max, setting=setting)
+        text = _encode(value)
     except RecursionError:
         raise NotJsonError(path, _STACK_PROBLEM) from None
-
-
-def dumps_plain(
-    value: object, *, path: str = "$", bytes_max: int = VALUE_BYTES_MAX, setting: str = ""
-) -> str:
-    """Encode a value that is plain, its strings apart: one that `is_plain` has seen, or would.
-
-    Args:
-        value: As `is_plain` accepts it. Nothing else is asked than of its strings and its size.
-        path: As for `dumps`.
-        bytes_max: As for `dumps`.
-        setting: As for `dumps`.
-
-    Raises:
-        NotJsonError: A string has no strict JSON form, or the text is too large.
-    """
-    text = _encode(value)
     if text.isascii():
         size = len(text)
     else:
@@ -95,8 +86,13 @@ def dumps_plain(
     if size > bytes_max:
         raise NotJsonError(path, _size_problem(bytes_max, setting), f"{size} bytes")
     # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
-    # the same characters; the walk then finds nothing.
-    if "\\u0000" in text:
+    # the same characters; the walk then finds nothing. Nor does it where brackets are many, and do
+    # not stand within each other.
+    if "\\u0000" in text or (
+        checked
+        and text.count("[") + text.count("{") > VALUE_DEPTH_MAX
+        and not is_plain(value, bytes_max)
+    ):
         check_json(value, path, size_max=bytes_max, setting=setting)
     return text
 

@@ -448,7 +448,7 @@ def _delta_text(ops: list[Any], path: str, *, is_flat: bool) -> str | None:
     A value that is as deep as it may be is two levels too deep within a list of operations.
     """
     try:
-        return _json.dumps_plain(ops, path=path) if is_flat else _json.dumps(ops, path=path)
+        return _json.dumps(ops, path=path, checked=is_flat)
     except NotJsonError:
         for index, op in enumerate(ops):
             for name, member in op.items():

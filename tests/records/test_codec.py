@@ -21,7 +21,7 @@ from typing_extensions import TypeAliasType
 from pidurable.errors import NotJsonError
 from pidurable.records._codec import Codec, snake_case
 from pidurable.records._ids import TaskId
-from pidurable.records._json import dumps, loads
+from pidurable.records._json import dumps, is_plain, loads
 
 ItemT = TypeVar("ItemT")
 Cents = NewType("Cents", int)
@@ -277,6 +277,70 @@ def test_the_stored_shape_is_what_the_docs_say(codec: Codec) -> None:
     assert codec.encode(Odd.PAIR) == "PAIR"
 
 
+class Word(str):
+    __slots__ = ()
+
+
+class Number(float):
+    __slots__ = ()
+
+
+class Huge(enum.Enum):
+    ONE = 1
+    HUGE = 2**70
+
+
+ODD_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from(
+        [0, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**400, TaskId(3), TaskId(2**70)]
+    )
+    | st.sampled_from([0.5, -0.0, float("nan"), float("inf"), Number(1.5), Number("inf")])
+    | st.sampled_from(["x", Word("x"), "\0", "\ud800", Color.RED, Huge.HUGE, Rights.READ])
+    | st.sampled_from([Charge("k"), Charge(Word("k"), 2**64), Prepare(), b"x", timedelta.max]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.sampled_from(["a", Word("b"), 1, None]), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+ODD_TYPES: list[Any] = [
+    *(None, bool, int, float, str, Any, TaskId, Color, Huge, Rights, Charge, Prepare, Untyped),
+    *(Literal["x", 3, True], Literal[Huge.HUGE], int | None, int | str | None, float | bool),
+    *(Prepare | Charge, tuple[Any, int], tuple[float, str | None], timedelta, bytes, datetime),
+    *(list[int], dict[str, Any], set[str], tuple[int, ...], Page[int], Page[Any], Tree),
+]
+
+
+@given(ODD_VALUES)
+def test_a_form_that_calls_itself_plain_gives_plain_json(value: Any) -> None:
+    """Whatever is put into it: what such a form gives is what the walk over it would let pass."""
+    for form in filter(lambda form: form.plain, map(SHARED.form, ODD_TYPES)):
+        for each in (value, Untyped(value), Charge(value, value)):
+            try:
+                encoded = form.encode(each)
+            except Exception:  # a refusal; other tests look at its words
+                continue
+            assert is_plain(encoded), (form.python, each)
+
+
+def test_only_forms_of_bounded_parts_call_themselves_plain() -> None:
+    """A list may hold one text a million times, and an unknown type anything: those are walked."""
+    plain = [type_ for type_ in ODD_TYPES if SHARED.form(type_).plain]
+
+    assert plain == [
+        *(None, bool, int, float, str, Any, TaskId, Color, Charge, Prepare, Untyped),
+        *(Literal["x", 3, True], int | None, int | str | None, float | bool),
+        *(Prepare | Charge, tuple[Any, int], tuple[float, str | None]),
+    ]
+    for type_ in (list[str], dict[str, str], tuple[str, ...], Page[str]):
+        assert not SHARED.form(type_).plain
+    with pytest.raises(NotJsonError, match="at most 16777216 bytes"):
+        SHARED.encode_text(["x" * 2**20] * 2**14, list[str])
+
+
 def test_without_a_type_values_are_encoded_by_their_class(codec: Codec) -> None:
     """Plain dicts and lists may hold known values at any depth."""
     value = {"a": [Charge("k"), (b"x", Color.RED)], "b": {"c": Decimal("1.50")}}
@@ -386,6 +450,9 @@ class Sub(Charge):
         ({"x": {1, "a"}}, dict[str, set[int]], "$.x[", "expected an int, got 'a'"),
         (Decimal("NaN"), None, "$", "finite"),  # C084
         (float("nan"), float, "$", "finite"),  # C084
+        (Charge("k", 10**5000), None, "$.cents", "2**64-1, got 16610 bits"),
+        ((1.5, float("-inf")), tuple[float, float], "$[1]", "finite, got -inf"),
+        (Huge.HUGE, None, "$", "2**64-1"),
         ({"a": [float("nan")]}, None, "$.a[0]", "finite"),  # C084
         ({"a": float("inf")}, dict[str, float], "$.a", "finite"),
         (timedelta.max, None, "$", "2**64-1"),

@@ -197,6 +197,35 @@ def test_a_call_stack_that_is_almost_full_gives_a_plain_error() -> None:
             down(sys.getrecursionlimit() - used - 60, function)
 
 
+@given(VALUES)
+def test_a_value_that_is_known_to_be_plain_gives_the_same_text(value: Any) -> None:
+    """Who has checked the parts of a value gets the text that the walk would lead to."""
+    assert dumps(value) == dumps(value, checked=True)
+    assert dumps([value] * 300) == dumps([value] * 300, checked=True), "wide, and not deep"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": ["\ud800"]}, r"\$\.a\[0\]: .* surrogate"),
+        ({"\udfff": 1}, r'\$\["\\udfff"\]: .* surrogate'),
+        ({"a": ["x\0y"]}, r"\$\.a\[0\]: .* NUL"),
+        ({"a\0": 1}, r'\$\["a\\u0000"\]: .* NUL'),
+        (nested(VALUE_DEPTH_MAX + 1), "nested more than 200 levels deep"),
+        ({"a": [{}, nested(VALUE_DEPTH_MAX - 1)]}, r"\$\.a\[1\].*nested more than 200"),
+        (["ü" * 250], "at most 500 bytes"),
+        (["x" * 500], "at most 500 bytes"),
+    ],
+)
+@pytest.mark.parametrize("checked", [False, True])
+def test_strings_depth_and_size_are_looked_at_in_any_case(
+    value: Any, problem: str, checked: bool
+) -> None:
+    """What can be asked of the text is refused of a checked value too, in the same words."""
+    with pytest.raises(NotJsonError, match=problem):
+        dumps(value, bytes_max=500, checked=checked)
+
+
 def test_size_counts_bytes_and_not_characters() -> None:
     """The limit is in UTF-8: exactly at it is stored, one byte more is refused."""
     text = "ü" * 10
