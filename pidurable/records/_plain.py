@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, cast, get_args
 
 from pidurable.errors import NotJsonError, show
-from pidurable.records._entries import Edit
+from pidurable.records._entries import Edit, own_messages
 from pidurable.records._forms import nearest
-from pidurable.records._json import join_path
+from pidurable.records._json import INTEGER_MAX, INTEGER_MIN, is_plain, join_path
 from pidurable.records._messages import (
     AssistantMessage,
     AssistantStatus,
@@ -251,15 +252,22 @@ def decode_messages(json: JsonValue, *, path: str = "$") -> tuple[Message, ...]:
     return tuple(read)
 
 
-def as_read(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+def as_read(messages: Sequence[Message], size_max: int) -> tuple[Message, ...] | None:
     """The messages, where reading what is stored of them gives the same; None where it may not.
 
-    What was encoded already is of types that are exact to the last field, or it is read again. One
-    with JSON of its own is read again too: what is kept shares no container with its writer.
+    Where it does, what they are encoded as is plain by its making, since all of them is exact to
+    the last field; JSON within them is walked here, and copied: what is kept shares no container
+    with its writer. Any other one is checked as it is written, and read again.
+
+    Args:
+        messages: What is to be stored.
+        size_max: None where there is surely more in them than so many bytes.
     """
+    size = 0
+    own: list[JsonValue] = []
     for message in messages:
         kind = type(message)
-        if type(message.at_us) is not int:
+        if type(message.at_us) is not int or not INTEGER_MIN <= message.at_us <= INTEGER_MAX:
             return None
         if kind is AssistantMessage:
             if not _is_exact_answer(cast("AssistantMessage", message)):
@@ -273,10 +281,22 @@ def as_read(messages: Sequence[Message]) -> tuple[Message, ...] | None:
         if type(blocks) is not tuple:
             return None
         for block in blocks:
-            if type(block) is not TextBlock and type(block) is not ThinkingBlock:
+            if type(block) is TextBlock or type(block) is ThinkingBlock:
+                text = block.text
+            elif type(block) is ToolCallBlock:
+                text = block.name
+                own.append(block.arguments)
+            else:
                 return None
-            if type(block.text) is not str or block.opaque is not None:
+            if type(text) is not str:
                 return None
+            size += len(text)
+            if block.opaque is not None:
+                own.append(block.opaque)
+    if size > size_max:
+        return None
+    if own:
+        return own_messages(tuple(messages)) if is_plain(own, size_max) else None
     return tuple(messages)
 
 
@@ -284,12 +304,12 @@ def _is_exact_answer(message: AssistantMessage) -> bool:
     usage = message.usage
     if type(usage) is not Usage or type(usage.cost) is not float:
         return False
-    for name in _USAGE_COUNTS:
-        count = getattr(usage, name)
-        if type(count) is not int or count < 0:
-            return False
+    counts = _counts_of(usage)
     return (
-        0.0 <= usage.cost < math.inf
+        set(map(type, counts)) == _INTEGERS
+        and min(counts) >= 0
+        and max(counts) <= INTEGER_MAX
+        and 0.0 <= usage.cost < math.inf
         and message.status in _STATUSES
         and message.stop_reason in _STOP_REASONS
         and type(message.status) is type(message.stop_reason) is str
@@ -304,6 +324,8 @@ def _is_exact_result(message: ToolResultMessage) -> bool:
         type(call) is tuple
         and len(call) == 2
         and type(call[0]) is type(call[1]) is int
+        and min(call) >= INTEGER_MIN
+        and max(call) <= INTEGER_MAX
         and type(message.name) is str
         and type(message.is_error) is bool
         and (message.code is None or type(message.code) is str)
@@ -434,17 +456,17 @@ _USAGE_COUNTS = (
     "cache_read_tokens",
     "cache_write_tokens",
 )
+_counts_of: Callable[[Usage], tuple[int, ...]] = attrgetter(*_USAGE_COUNTS)
+_INTEGERS = {int}
 _COUNTED = frozenset(_USAGE_COUNTS)
 _USAGE_FIELDS = _COUNTED | {"cost"}
 
 
 def encode_usage(usage: Usage) -> dict[str, JsonValue]:
     """Return the stored shape of a usage; numbers that are zero are left out."""
-    json: dict[str, JsonValue] = {}
-    for name in _USAGE_COUNTS:
-        value = getattr(usage, name)
-        if value:
-            json[name] = value
+    json: dict[str, JsonValue] = {
+        name: count for name, count in zip(_USAGE_COUNTS, _counts_of(usage), strict=True) if count
+    }
     if usage.cost:
         json["cost"] = usage.cost
     return json

@@ -92,11 +92,16 @@ def encode_entry(
     messages, edits = _listed("messages", messages), _listed("edits", edits)
     if messages:
         encoded = _codec.encode_messages(messages, path="$.messages")
+        read = _codec.as_read(messages, limit)
         messages_text = _json.dumps(
-            encoded, path="$.messages", bytes_max=limit, setting="value_bytes_max"
+            encoded,
+            path="$.messages",
+            bytes_max=limit,
+            setting="value_bytes_max",
+            checked=read is not None,
         )
         # Read as it will be: what could be written but not read again is refused here.
-        messages = _codec.as_read(messages) or _codec.decode_messages(
+        messages = read or _codec.decode_messages(
             _json.loads_stored(messages_text), path="$.messages"
         )
     edits_text = None

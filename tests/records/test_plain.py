@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import attrs
@@ -12,6 +13,7 @@ from pidurable.errors import NotJsonError
 from pidurable.records import _codec as codec
 from pidurable.records._entries import Edit
 from pidurable.records._json import dumps, loads
+from pidurable.records._limits import MIB
 from pidurable.records._messages import (
     AssistantMessage,
     AssistantStatus,
@@ -129,23 +131,35 @@ class Word(str):
 
 def _of_other_types(message: Any) -> list[Any]:
     """The same message with one field each of a type that is read as another, or not at all."""
-    odd: list[Any] = [attrs.evolve(message, at_us=True)]
+    odd: list[Any] = [attrs.evolve(message, at_us=at_us) for at_us in (True, 2**64)]
     if isinstance(message, SystemMessage):
         return odd
     odd.append(attrs.evolve(message, blocks=list(message.blocks)))
     odd.append(attrs.evolve(message, blocks=(TextBlock(text=Word("x")),)))
-    odd.append(attrs.evolve(message, blocks=(TextBlock(text="x", opaque=[]),)))
+    odd += [
+        attrs.evolve(message, blocks=(block,))
+        for block in (
+            TextBlock(text="x", opaque=Word("x")),
+            TextBlock(text="x", opaque=[math.nan]),
+            TextBlock(text="x" * (MIB + 1)),
+            ToolCallBlock(name=Word("x"), arguments={}),
+            ToolCallBlock(name="x", arguments={1: "x"}),
+            ToolCallBlock(name="x", arguments=["x" * (MIB + 1)]),
+        )
+    ]
     if isinstance(message, AssistantMessage):
         odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, requests=True)))
         odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, cost=1)))
         odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, cost=-1.0)))
         odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, output_tokens=-1)))
+        odd.append(attrs.evolve(message, usage=attrs.evolve(message.usage, requests=2**64)))
         odd.append(attrs.evolve(message, status="whole"))
         odd.append(attrs.evolve(message, stop_reason=Word("stop")))
         odd.append(attrs.evolve(message, model=Word("m")))
         odd.append(attrs.evolve(message, error=Word("e")))
     if isinstance(message, ToolResultMessage):
         odd += [attrs.evolve(message, call=call) for call in ((1, True), (1, 2, 3), [1, 2])]
+        odd.append(attrs.evolve(message, call=(1, 2**64)))
         odd.append(attrs.evolve(message, is_error=0))
         odd.append(attrs.evolve(message, name=Word("n")))
         odd.append(attrs.evolve(message, code=Word("c")))
@@ -154,22 +168,43 @@ def _of_other_types(message: Any) -> list[Any]:
 
 @given(MESSAGES)
 def test_messages_are_taken_for_what_is_read_only_where_they_are_that(messages: Any) -> None:
-    """Messages without JSON of their own are read as they are; any odd type has them read again."""
-    found = codec.as_read(messages)
+    """Exact messages of blocks are taken as they are; any odd type has them read again."""
+    found = codec.as_read(messages, MIB)
 
-    own = [getattr(message, "blocks", ()) for message in messages]
-    plain = all(
-        type(block) in (TextBlock, ThinkingBlock) and block.opaque is None
-        for blocks in own
-        for block in blocks
-    )
+    blocks = [block for message in messages for block in getattr(message, "blocks", ())]
+    plain = not any(isinstance(block, ImageBlock) for block in blocks)
     shown = not any(isinstance(message, SystemMessage) for message in messages)
     assert (found is not None) == (plain and shown)
     if found is not None:
-        read = codec.decode_messages(loads(dumps(codec.encode_messages(messages))))
+        encoded = codec.encode_messages(messages)
+        assert dumps(encoded, checked=True) == dumps(encoded)
+        read = codec.decode_messages(loads(dumps(encoded)))
         assert found == read
-        assert [type(each) for each in found] == [type(each) for each in read]
-    assert all(codec.as_read([odd]) is None for each in messages for odd in _of_other_types(each))
+        assert repr(found) == repr(read), "to the last type"
+    odd = [odd for each in messages for odd in _of_other_types(each)]
+    assert [each for each in odd if codec.as_read([each], MIB) is not None] == []
+
+
+def test_what_is_kept_of_messages_shares_no_container_with_their_writer() -> None:
+    """JSON within a message that is taken as it is can be changed by its writer afterwards."""
+    arguments: dict[str, Any] = {"paths": ["a"], "pair": ("b", "c")}
+    opaque: dict[str, Any] = {"ids": ["x"]}
+    call = ToolCallBlock(name="read", arguments=arguments)
+    said = UserMessage(blocks=(TextBlock(text="t", opaque=opaque), call), at_us=1)
+
+    found = codec.as_read((said,), MIB)
+    arguments["paths"].append("later")
+    opaque["ids"].append("later")
+
+    assert found == (
+        UserMessage(
+            blocks=(
+                TextBlock(text="t", opaque={"ids": ["x"]}),
+                ToolCallBlock(name="read", arguments={"paths": ["a"], "pair": ["b", "c"]}),
+            ),
+            at_us=1,
+        ),
+    )
 
 
 @given(st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists))
