@@ -112,20 +112,22 @@ def blocks_of(content: Content) -> tuple[Block, ...]:
     return blocks
 
 
-def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> Any:
-    """Blocks as JSON, refused here if the message that they become later would be.
+def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> tuple[Any, str]:
+    """Blocks as JSON and its text, refused here if the message that they become later would be.
 
     That has more around them, in depth and in bytes, and the inbox is one level deeper still; what
     waited there and could not be placed would be in the way of everything behind it.
     """
     message = UserMessage(blocks=tuple(blocks), at_us=_LATEST_US)
     encoded = _codec.encode_messages([message])
+    checked = _codec.as_read([message], bytes_max) is not None
     try:
-        _json.dumps([encoded], bytes_max=bytes_max, setting="value_bytes_max")
+        _json.dumps([encoded], bytes_max=bytes_max, setting="value_bytes_max", checked=checked)
     except NotJsonError as error:
         below = error.path.removeprefix("$").removeprefix("[0][0].blocks")
         raise NotJsonError(f"$.content{below}", error.problem, error.value) from error
-    return encoded[0]["blocks"]
+    content = encoded[0]["blocks"]
+    return content, _json.dumps(content, path="$.content", bytes_max=bytes_max, checked=checked)
 
 
 def submit(
@@ -146,9 +148,8 @@ def submit(
         request_id = check_name(request_id, "request_id")
     blocks = blocks_of(content)
     # Here, where the sender is told, and not when the input is placed.
-    limit = session.settings.value_bytes_max
-    encoded = _checked_blocks(blocks, limit)
-    digest = text_digest(_json.dumps(encoded, path="$.content", bytes_max=limit))
+    encoded, text = _checked_blocks(blocks, session.settings.value_bytes_max)
+    digest = text_digest(text)
     try:
         tx.conversation(conversation_id)
         tx.check_images([UserMessage(blocks=blocks, at_us=0)])
@@ -180,16 +181,17 @@ def submit(
             update_doc(tx, InboxDocument, conversation_id, items=[])
         run = start_run(tx, conversation_id, queued)
         entry = say(tx, conversation_id, blocks)
-        tx.put_submission(handed_in(status="placed", entry=entry, run=int(run)))
+        tx.put_submission(handed_in(status="placed", entry=entry, run=int(run)), text)
     elif tx.is_cancelled(conversation_id):
         # Its run drains, and no other one will ever place what is queued behind it.
-        tx.put_submission(handed_in(status="unanswered", reason="aborted", ended_us=tx.now_us()))
+        aborted = handed_in(status="unanswered", reason="aborted", ended_us=tx.now_us())
+        tx.put_submission(aborted, text)
     else:
         item = {"submission": id, "mode": when_busy, "content": encoded}
         if is_aborting(tx, live):
             item[AFTER] = live["run"]
         _check_room(session, tx, conversation_id, item)
-        tx.put_submission(handed_in(status="queued"))
+        tx.put_submission(handed_in(status="queued"), text)
         queue_item(tx, conversation_id, item)
     return id
 
@@ -225,7 +227,8 @@ def write(
         request_id = check_name(request_id, "request_id")
     encoded = encode_entry(session, value, kind=kind, messages=messages, head=head, edits=edits)
     content = encoded.json()
-    digest = text_digest(_checked_write(content, session.settings.value_bytes_max))
+    text = _checked_write(content, session.settings.value_bytes_max)
+    digest = text_digest(text)
     try:
         tx.conversation(conversation_id)
         tx.check_entry(conversation_id, encoded)
@@ -255,10 +258,10 @@ def write(
                 raise
             # What it holds is with its submission all the same.
             item["entry"] = None
-        tx.put_submission(record)
+        tx.put_submission(record, text)
         queue_item(tx, conversation_id, item)
         return record.id
-    tx.put_submission(place_write(tx, record, encoded))
+    tx.put_submission(place_write(tx, record, encoded), text)
     return record.id
 
 

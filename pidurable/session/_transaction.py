@@ -450,15 +450,21 @@ class Transaction(ForkWork):
 
     # --- submissions ---------------------------------------------------------------------
 
-    def put_submission(self, record: SubmissionRecord) -> None:
-        """Stage a new submission."""
+    def put_submission(self, record: SubmissionRecord, content: str | None = None) -> None:
+        """Stage a new submission.
+
+        Args:
+            record: What is stored of it.
+            content: The text of its content, of whoever has encoded and measured it already.
+        """
         self._check_open()
-        content = _json.dumps(
-            record.content,
-            path="$.content",
-            bytes_max=self._session.settings.value_bytes_max,
-            setting="value_bytes_max",
-        )
+        if content is None:
+            content = _json.dumps(
+                record.content,
+                path="$.content",
+                bytes_max=self._session.settings.value_bytes_max,
+                setting="value_bytes_max",
+            )
         self.submissions = self.submissions or {}
         self.submissions[record.id] = record
         if record.request_id is not None:

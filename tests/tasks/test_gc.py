@@ -299,7 +299,7 @@ async def test_a_late_retry_under_a_request_id_gives_the_first_submission() -> N
         TextBlock(text="look"),
         ImageBlock(blob=picture, media_type="image/png"),
     ]
-    text = json.dumps(_checked_blocks(content, 2**20), separators=(",", ":"))
+    _, text = _checked_blocks(content, 2**20)
     first = made.submission(inner, text=text)
     async with opened(stored(made)) as harness:
         conversation = harness.conversation(inner)
