@@ -137,18 +137,8 @@ def read_doc(tx: Transaction, cls: type, conversation_id: int) -> dict[str, Any]
 def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) -> None:
     """Set fields of a built-in document; writes only those that differ."""
     address = address_of(cls, conversation_id)
-    value = tx.doc_value(address)
-    if value is None:
-        whole = defaults_of(cls)
-        whole.update(fields)
-        tx.put_doc(_DEFINITIONS[cls], address, whole)
-        return
-    ops = [
-        {"op": "replace" if name in value else "add", "path": f"/{name}", "value": new}
-        for name, new in fields.items()
-        if name not in value or value[name] != new
-    ]
-    tx.patch_doc(_DEFINITIONS[cls], address, ops)
+    if not tx.set_fields(_DEFINITIONS[cls], address, fields):
+        tx.put_doc(_DEFINITIONS[cls], address, {**defaults_of(cls), **fields})
 
 
 def queued_items(tx: Transaction, conversation_id: int) -> Sequence[Any]:

@@ -6,7 +6,7 @@ operations per document, so a commit writes one revision of it however often it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,8 +78,8 @@ class _DocPending:
     held: Any
     """What it holds by now: the value, or what it has grown to."""
     ops: list[Any] = attrs.Factory(list)
-    is_flat: bool = True
-    """Whether the operations hold scalars alone, whose strings are all that is left to check."""
+    is_checked: bool = True
+    """Whether strings, depth and size are all that is left to look at in the operations."""
     drafted_by: DocumentDefinition | None = None
     """Whose class wrote the whole value, if nothing was patched since."""
     id: int | None = None
@@ -274,7 +274,12 @@ class DocumentWork:
                 self._compare(draft)
         if self._pended(address) is None and self._doc_state(address) is None:
             raise _documents.missing(address, "Create it with tx.document first.")
-        self.patch_doc(_documents.definition_of(cls), address, ops)
+        if not ops:
+            return
+        own = _copied(ops, address)
+        # Where a move or copy comes from is looked at; in any other operation that may be anything.
+        is_checked = not any("from" in op for op in own)
+        self._patch(_documents.definition_of(cls), address, own, is_checked=is_checked)
 
     def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
         """End a document. A new one at the same address is a new incarnation, with a new id.
@@ -346,38 +351,102 @@ class DocumentWork:
     def patch_doc(
         self, definition: DocumentDefinition, address: Address, ops: Sequence[Any]
     ) -> None:
-        """Change a document that exists by operations on its JSON, in today's shape."""
+        """Change a document that exists by operations on its JSON, in today's shape.
+
+        Neither the operations nor what is in them may be changed afterwards.
+        """
         self._check_open()
         if not ops:
             return
-        copied, is_flat = _copied(ops, address)
-        pending = self._pended(address)
+        if not _are_plain(ops):
+            ops = _copied(ops, address)
+        self._patch(definition, address, ops)
+
+    def set_fields(
+        self, definition: DocumentDefinition, address: Address, fields: Mapping[str, Any]
+    ) -> bool:
+        """Set fields of a document; those that have their value already are left out.
+
+        Args:
+            definition: What its class declares.
+            address: Where it stands.
+            fields: By names that a JSON pointer has as they are. What is in the values may not be
+                changed afterwards.
+
+        Returns:
+            Whether there is such a document.
+        """
+        self._check_open()
+        pending = self._begun(address)
         if pending is None:
-            state = self._doc_state(address)
-            if state is None:
-                # Said only here: every change of a document comes this way.
-                raise InternalError(f"document {address} was to be changed and does not exist")
-            pending = _DocPending(state.terms, state, state.held)
-        held, ops = pending.held, pending.ops
+            return False
+        value = pending.value
+        ops = [
+            {"op": "replace" if name in value else "add", "path": f"/{name}", "value": new}
+            for name, new in fields.items()
+            if name not in value or value[name] != new
+        ]
+        if not ops:
+            return True
+        if pending.terms.version == definition.version and _are_plain(ops):
+            self._stage(definition, address, pending, {**value, **fields}, ops)
+        else:
+            self.patch_doc(definition, address, ops)
+        return True
+
+    def _begun(self, address: Address) -> _DocPending | None:
+        """What this commit does to a document, maybe nothing yet; None where none stands there."""
+        pending = self._pended(address)
+        if pending is not None:
+            return pending
+        state = self._doc_state(address)
+        return None if state is None else _DocPending(state.terms, state, state.held)
+
+    def _patch(
+        self,
+        definition: DocumentDefinition,
+        address: Address,
+        ops: Sequence[Any],
+        *,
+        is_checked: bool = True,
+    ) -> None:
+        """Do operations that nobody else has, or changes."""
+        pending = self._begun(address)
+        if pending is None:
+            # Said only here: every change of a document comes this way.
+            raise InternalError(f"document {address} was to be changed and does not exist")
+        held, earlier = pending.held, pending.ops
         if pending.terms.version != definition.version:
             held = _documents.migrated(definition, pending.value, pending.terms.version)
-            ops = [{"op": "replace", "path": "", "value": held}]
+            earlier = [{"op": "replace", "path": "", "value": held}]
         before = pending.state
         if before is not None and before.bytes_bound >= _grown.LONG_CHARACTERS_MIN:
-            held = _grown.changed(held, copied)
+            held = _grown.changed(held, ops)
         else:
-            held = _patch.apply(_grown.plain(held), copied)
+            held = _patch.apply(_grown.plain(held), ops)
         if type(held) is not dict and type(held) is not _grown.Grown:
             raise NotJsonError(f"$<{address.name}>", "a document is an object", show(held))
         # Nothing has been changed until here: a body may go on after a patch that was refused.
+        pending.ops = earlier
+        self._stage(definition, address, pending, held, ops, is_checked=is_checked)
+
+    def _stage(
+        self,
+        definition: DocumentDefinition,
+        address: Address,
+        pending: _DocPending,
+        held: Any,
+        ops: Sequence[Any],
+        *,
+        is_checked: bool = True,
+    ) -> None:
+        """Note what a document holds after operations on it."""
         pending.terms = definition.terms
         pending.held = held
         pending.drafted_by = None
         if pending.state is not None:
-            if ops is not pending.ops:
-                pending.ops, is_flat = ops, False
-            pending.ops += copied
-            pending.is_flat = pending.is_flat and is_flat
+            pending.ops += ops
+            pending.is_checked = pending.is_checked and is_checked
         self._pending = self._pending or {}
         self._pending[address] = pending
 
@@ -447,7 +516,7 @@ class DocumentWork:
         if draft.before is None:
             self.put_doc(draft.definition, draft.address, value)
         elif ops:
-            self.patch_doc(draft.definition, draft.address, ops)
+            self._patch(draft.definition, draft.address, ops)
         else:
             return
         draft.before = value
@@ -477,7 +546,7 @@ class DocumentWork:
                 terms=pending.terms,
                 seq=self.seq,
                 settings=session.settings,
-                is_flat=pending.is_flat,
+                is_checked=pending.is_checked,
             )
             self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
         if pending.drafted_by is not None:
@@ -490,18 +559,25 @@ _SCALARS = frozenset({str, bool, type(None)})
 _MEMBERS = frozenset({"op", "path", "from", "value"})
 
 
-def _copied(ops: Sequence[Any], address: Address) -> tuple[list[Any], bool]:
-    """Copy operations: what the caller goes on to do with its lists must not reach the store.
+def _are_plain(ops: Sequence[Any]) -> bool:
+    """Whether the values of operations are plain JSON, their strings apart."""
+    for op in ops:
+        value = op.get("value")
+        kind = type(value)
+        if kind in _SCALARS or (kind is int and 0 <= value < 2**63):
+            continue  # the usual case
+        if not _json.is_plain(value, _json.VALUE_BYTES_MAX):
+            return False
+    return True
+
+
+def _copied(ops: Sequence[Any], address: Address) -> list[Any]:
+    """Check and copy operations: what is done to the caller's own must not reach the store.
 
     Other members of an operation mean nothing (RFC 6902, section 4) and are left out. Each value is
     checked by itself, as its depth counts from where it goes and not from the list of operations.
-
-    Returns:
-        The operations, and whether they are flat: nothing is in their values but scalars, and of
-        those that are no strings it is known that they can be stored.
     """
     copied: list[Any] = []
-    is_flat = True
     for op in ops:
         if not isinstance(op, dict):
             raise NotJsonError("op", "an operation is an object with op and path", show(op))
@@ -509,17 +585,13 @@ def _copied(ops: Sequence[Any], address: Address) -> tuple[list[Any], bool]:
             fields = {**op}
         else:
             fields = {name: value for name, value in op.items() if name in _MEMBERS}
-        # The usual case is a scalar. What is in the strings is checked when the row is made.
+        # What is in the strings is checked when the row is made.
         value = fields.get("value")
         if type(value) not in _SCALARS and not (type(value) is int and 0 <= value < 2**63):
             path = f"$<{address.name}>[{len(copied)}].value"
-            fields["value"] = value = _json.owned_json(value, path)
-            is_flat = is_flat and not value
-        if "from" in fields:
-            # Looked at where it means something alone.
-            is_flat = False
+            fields["value"] = _json.owned_json(value, path)
         copied.append(fields)
-    return copied, is_flat
+    return copied
 
 
 def _refuse_second_class(asked: DocumentDefinition, held: DocumentDefinition) -> None:

@@ -390,7 +390,7 @@ def change(
     terms: Terms,
     seq: int,
     settings: Settings,
-    is_flat: bool = False,
+    is_checked: bool = False,
 ) -> tuple[DocState, Rows]:
     """The document after `ops`, by which it holds `held`, and the rows that store the step.
 
@@ -402,12 +402,13 @@ def change(
     if terms is not state.terms and terms[1:] != state.terms[1:]:
         rows.append((Op.DOCUMENT_TERMS, (state.id, terms.history, terms.fork)))
     if terms.version == state.version and state.deltas < DELTAS_MAX:
-        text = _delta_text(ops, path, is_flat=is_flat)
-        delta_bytes = state.delta_bytes + _bytes_of(text or "")
+        text = _delta_text(ops, path, is_checked=is_checked)
+        text_bytes = 0 if text is None else _bytes_of(text)
+        delta_bytes = state.delta_bytes + text_bytes
         if text is not None and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
             # What was added is in the operations, so this bounds the size from above; a copy
             # within the value is the exception.
-            bound = state.bytes_bound + _bytes_of(text)
+            bound = state.bytes_bound + text_bytes
             if bound > settings.document_bytes_max or _copies(ops):
                 bound = _bytes_of(_json.dumps(plain(held), path=path))
                 _check_size(state.address, bound, settings)
@@ -442,13 +443,13 @@ def _copies(ops: list[Any]) -> bool:
     return False
 
 
-def _delta_text(ops: list[Any], path: str, *, is_flat: bool) -> str | None:
+def _delta_text(ops: list[Any], path: str, *, is_checked: bool) -> str | None:
     """Write operations as text, or None where only a whole value can be stored.
 
     A value that is as deep as it may be is two levels too deep within a list of operations.
     """
     try:
-        return _json.dumps(ops, path=path, checked=is_flat)
+        return _json.dumps(ops, path=path, checked=is_checked)
     except NotJsonError:
         for index, op in enumerate(ops):
             for name, member in op.items():
