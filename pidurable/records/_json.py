@@ -290,6 +290,7 @@ _FIRST_LOOK_SIZE = 1 << 18
 """What is larger is measured before it is walked: that costs only what it takes in memory."""
 
 
+_STRINGS = frozenset([str])
 _LEAVES = frozenset([int, float, bool, type(None)])
 _CONTAINERS = (dict, list, tuple)
 
@@ -327,21 +328,20 @@ def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
     budget[0] = left
     texts = 0
     if type(value) is dict:
-        for key in value:
-            if type(key) is not str:
-                return False
-            texts += len(key)
+        if not _STRINGS.issuperset(map(type, value)):
+            return False
+        texts = sum(map(len, value))
         value = value.values()
     for item in value:
         kind = type(item)
         if kind is str:
             texts += len(item)
             continue
-        if item is None or kind is bool:
-            continue
         if kind is int:
             if not -0x8000000000000000 <= item <= 0xFFFFFFFFFFFFFFFF:
                 return False
+        elif item is None or kind is bool:
+            continue
         elif kind is dict or kind is list or kind is tuple:
             if depth <= 0 or not _is_plain_below(item, depth - 1, budget):
                 return False

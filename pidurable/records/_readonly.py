@@ -20,9 +20,11 @@ def copied_json(value: Any) -> Any:
     """Copy JSON, views included, into dicts and lists that are the caller's own."""
     kind = type(value)
     if kind is dict:
-        return {key: copied_json(item) for key, item in value.items()}
+        return {
+            key: copied_json(item) if type(item) in _COPIED else item for key, item in value.items()
+        }
     if kind is list or kind is tuple:
-        return [copied_json(item) for item in value]
+        return [copied_json(item) if type(item) in _COPIED else item for item in value]
     if kind is JsonObject or kind is JsonArray:
         return value.json()
     return value
@@ -139,6 +141,10 @@ class JsonArray(Sequence[Any]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
         return copied_json, (self._value,)
+
+
+_COPIED = frozenset([dict, list, tuple, JsonObject, JsonArray])
+"""What is not its own copy."""
 
 
 if not TYPE_CHECKING:
