@@ -8,6 +8,7 @@ streamed word costs a word.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -112,6 +113,7 @@ _DEFINITIONS: dict[type, DocumentDefinition] = {
 _NAMES: dict[type, str] = {cls: definition.name for cls, definition in _DEFINITIONS.items()}
 
 
+@lru_cache(maxsize=4_096)
 def address_of(cls: type, conversation_id: int) -> Address:
     """Where a built-in document of a conversation lives."""
     return Address(_NAMES[cls], _CONVERSATION, conversation_id, "")
@@ -130,8 +132,8 @@ def defaults_of(cls: type) -> dict[str, Any]:
 
 def read_doc(tx: Transaction, cls: type, conversation_id: int) -> dict[str, Any]:
     """The JSON of a built-in document as staged so far. Do not change it."""
-    value = tx.doc_value(address_of(cls, conversation_id))
-    return defaults_of(cls) if value is None else value
+    value: dict[str, Any] | None = tx.doc_value(address_of(cls, conversation_id))
+    return _DEFAULTS[cls] if value is None else value
 
 
 def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) -> None:

@@ -78,8 +78,9 @@ class _DocPending:
     held: Any
     """What it holds by now: the value, or what it has grown to."""
     ops: list[Any] = attrs.Factory(list)
-    is_checked: bool = True
-    """Whether strings, depth and size are all that is left to look at in the operations."""
+    has_from: bool = False
+    """Whether an operation has a `from`: a copy adds what is not in the operations, and in any
+    other one but a move it may be anything. Values of all of them are checked by now."""
     drafted_by: DocumentDefinition | None = None
     """Whose class wrote the whole value, if nothing was patched since."""
     id: int | None = None
@@ -137,11 +138,8 @@ class DocumentWork:
 
         Drafts are not looked at: they count when the body ends.
         """
-        pending = self._pended(address)
-        if pending is not None:
-            return pending.value
-        state = self._doc_state(address)
-        return None if state is None else state.value
+        standing = self._pended(address) or self._doc_state(address)
+        return None if standing is None else _grown.plain(standing.held)
 
     def _standing(self, address: Address) -> tuple[Terms, Any] | None:
         """What stands at an address as staged so far, with what it is stored with."""
@@ -277,9 +275,8 @@ class DocumentWork:
         if not ops:
             return
         own = _copied(ops, address)
-        # Where a move or copy comes from is looked at; in any other operation that may be anything.
-        is_checked = not any("from" in op for op in own)
-        self._patch(_documents.definition_of(cls), address, own, is_checked=is_checked)
+        has_from = any("from" in op for op in own)
+        self._patch(_documents.definition_of(cls), address, own, has_from=has_from)
 
     def retire(self, cls: type, scope_id: int | None = None, *, key: str = "") -> None:
         """End a document. A new one at the same address is a new incarnation, with a new id.
@@ -408,7 +405,7 @@ class DocumentWork:
         address: Address,
         ops: Sequence[Any],
         *,
-        is_checked: bool = True,
+        has_from: bool = False,
     ) -> None:
         """Do operations that nobody else has, or changes."""
         pending = self._begun(address)
@@ -428,7 +425,7 @@ class DocumentWork:
             raise NotJsonError(f"$<{address.name}>", "a document is an object", show(held))
         # Nothing has been changed until here: a body may go on after a patch that was refused.
         pending.ops = earlier
-        self._stage(definition, address, pending, held, ops, is_checked=is_checked)
+        self._stage(definition, address, pending, held, ops, has_from=has_from)
 
     def _stage(
         self,
@@ -438,7 +435,7 @@ class DocumentWork:
         held: Any,
         ops: Sequence[Any],
         *,
-        is_checked: bool = True,
+        has_from: bool = False,
     ) -> None:
         """Note what a document holds after operations on it."""
         pending.terms = definition.terms
@@ -446,7 +443,7 @@ class DocumentWork:
         pending.drafted_by = None
         if pending.state is not None:
             pending.ops += ops
-            pending.is_checked = pending.is_checked and is_checked
+            pending.has_from = pending.has_from or has_from
         self._pending = self._pending or {}
         self._pending[address] = pending
 
@@ -546,7 +543,7 @@ class DocumentWork:
                 terms=pending.terms,
                 seq=self.seq,
                 settings=session.settings,
-                is_checked=pending.is_checked,
+                has_from=pending.has_from,
             )
             self.doc_changes.append(DocChange(address, state.held, after.held, pending.ops))
         if pending.drafted_by is not None:

@@ -390,7 +390,7 @@ def change(
     terms: Terms,
     seq: int,
     settings: Settings,
-    is_checked: bool = False,
+    has_from: bool,
 ) -> tuple[DocState, Rows]:
     """The document after `ops`, by which it holds `held`, and the rows that store the step.
 
@@ -402,14 +402,14 @@ def change(
     if terms is not state.terms and terms[1:] != state.terms[1:]:
         rows.append((Op.DOCUMENT_TERMS, (state.id, terms.history, terms.fork)))
     if terms.version == state.version and state.deltas < DELTAS_MAX:
-        text = _delta_text(ops, path, is_checked=is_checked)
+        text = _delta_text(ops, path, checked=not has_from)
         text_bytes = 0 if text is None else _bytes_of(text)
         delta_bytes = state.delta_bytes + text_bytes
         if text is not None and delta_bytes <= max(state.base_bytes, DELTA_BYTES_MIN):
             # What was added is in the operations, so this bounds the size from above; a copy
             # within the value is the exception.
             bound = state.bytes_bound + text_bytes
-            if bound > settings.document_bytes_max or _copies(ops):
+            if bound > settings.document_bytes_max or (has_from and _copies(ops)):
                 bound = _bytes_of(_json.dumps(plain(held), path=path))
                 _check_size(state.address, bound, settings)
             after = DocState(
@@ -437,19 +437,16 @@ def change(
 
 
 def _copies(ops: list[Any]) -> bool:
-    for op in ops:  # noqa: SIM110 - every change of a document comes here
-        if op["op"] == "copy":
-            return True
-    return False
+    return any(op["op"] == "copy" for op in ops)
 
 
-def _delta_text(ops: list[Any], path: str, *, is_checked: bool) -> str | None:
+def _delta_text(ops: list[Any], path: str, *, checked: bool) -> str | None:
     """Write operations as text, or None where only a whole value can be stored.
 
     A value that is as deep as it may be is two levels too deep within a list of operations.
     """
     try:
-        return _json.dumps(ops, path=path, checked=is_checked)
+        return _json.dumps(ops, path=path, checked=checked)
     except NotJsonError:
         for index, op in enumerate(ops):
             for name, member in op.items():

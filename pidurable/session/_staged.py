@@ -33,12 +33,15 @@ class Staged:
 
     def clear(self) -> None:
         """The batch is published: what it had staged is what stands."""
-        for held in (self.conversations, self.submissions, self.entries, self.unique, self.docs):
-            if held:
-                held.clear()
-        for more in (self.docs_before, self.blobs, self.blobs_removed, self.doc_commits):
-            if more:
-                more.clear()
+        self.conversations.clear()
+        self.submissions.clear()
+        self.entries.clear()
+        self.unique.clear()
+        self.docs.clear()
+        self.docs_before.clear()
+        self.blobs.clear()
+        self.blobs_removed.clear()
+        self.doc_commits.clear()
 
     def add(self, tx: Transaction) -> None:
         if tx.conversations:
