@@ -279,18 +279,17 @@ def is_plain(value: object, size_max: int = _ANY_SIZE) -> bool:
         depth = VALUE_DEPTH_MAX - 1
     else:
         value, depth = (value,), VALUE_DEPTH_MAX
-    if _is_plain_below(value, depth, [min(size_max, _FIRST_LOOK_SIZE)]):
+    if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE)) >= 0:
         return True
     if size_max <= _FIRST_LOOK_SIZE or _expanded_size(value, 0, {}) > size_max:
         return False
-    return _is_plain_below(value, depth, [size_max])
+    return _left_after(value, depth, size_max) >= 0
 
 
 _FIRST_LOOK_SIZE = 1 << 18
 """What is larger is measured before it is walked: that costs only what it takes in memory."""
 
 
-_STRINGS = frozenset([str])
 _LEAVES = frozenset([int, float, bool, type(None)])
 _CONTAINERS = (dict, list, tuple)
 
@@ -321,34 +320,34 @@ def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
     return size
 
 
-def _is_plain_below(value: Any, depth: int, budget: list[int]) -> bool:
-    left = budget[0] - len(value)
+def _left_after(value: Any, depth: int, left: int) -> int:
+    """Walk a container; return how much may come after it, or less than 0 where that is nothing."""
+    left -= len(value)
     if left < 0:
-        return False
-    budget[0] = left
-    texts = 0
+        return -1
     if type(value) is dict:
-        if not _STRINGS.issuperset(map(type, value)):
-            return False
-        texts = sum(map(len, value))
+        for key in value:
+            if type(key) is not str:
+                return -1
+            left -= len(key)
         value = value.values()
     for item in value:
         kind = type(item)
         if kind is str:
-            texts += len(item)
-            continue
-        if kind is int:
+            left -= len(item)
+        elif kind is int:
             if not -0x8000000000000000 <= item <= 0xFFFFFFFFFFFFFFFF:
-                return False
-        elif item is None or kind is bool:
-            continue
+                return -1
         elif kind is dict or kind is list or kind is tuple:
-            if depth <= 0 or not _is_plain_below(item, depth - 1, budget):
-                return False
-        elif kind is not float or not -1.7976931348623157e308 <= item <= 1.7976931348623157e308:
-            return False
-    budget[0] -= texts
-    return budget[0] >= 0
+            left = _left_after(item, depth - 1, left) if depth > 0 else -1
+            if left < 0:
+                return -1
+        elif kind is float:
+            if not -1.7976931348623157e308 <= item <= 1.7976931348623157e308:
+                return -1
+        elif item is not None and kind is not bool:
+            return -1
+    return left
 
 
 @attrs.define(eq=False)

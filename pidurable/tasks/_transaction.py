@@ -223,7 +223,8 @@ class TaskTransaction(TreeTransaction, Generic[CheckpointT, ResultT]):
         )
         if ids and deadline is None and not signals:
             self._runtime.check_cycle(self.view, phase.task_id, ids, others=others, tx=self)
-        wait_text = _json.dumps(_codec.encode_wait(wait), path="$<wait>")
+        # All of it was looked at: ids of what exists, and a moment.
+        wait_text = _json.dumps(_codec.encode_wait(wait), path="$<wait>", checked=True)
         now = self.now_us()
 
         def decide() -> None:
