@@ -6,8 +6,9 @@ notes: once when the oldest may be due, and that is about once in the time that 
 Nobody is given up early or late: who begins to wait after a look is not due before the next one.
 
 An answer may be over after a few events, and to start that task for each would cost more than it
-saves. So it stays for as long as somebody says that there will be more streams, with no time to
-wake at while none is open. Without that it ends with the last stream.
+saves. So it stays for as long as somebody says that there will be more streams. Where none is open
+any more it wakes once, at the time that it has, and finds nothing: that is cheaper than to set its
+time for each stream. Only under a virtual clock, which would go there, it has no time then.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Silences:
         self._open: dict[Waiting, None] = {}
         self._kept = 0
         """How many want that task to stay."""
+        self._virtual = False
+        """Whether one of them goes by a virtual clock."""
         self._looking: trio.CancelScope | None = None
         self._sleeping = trio.CancelScope()
         """What it sleeps in until one of them may be due."""
@@ -53,9 +56,14 @@ class Silences:
         """The deadline of that, which is dearer to ask for, and to set."""
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Have the task stay from one stream to the next, for as long as this lasts."""
+    def kept(self, *, virtual: bool) -> Iterator[None]:
+        """Have the task stay from one stream to the next, for as long as this lasts.
+
+        Args:
+            virtual: Whether time jumps to whatever somebody waits for.
+        """
         self._kept += 1
+        self._virtual = self._virtual or virtual
         try:
             yield
         finally:
@@ -78,14 +86,17 @@ class Silences:
         self._rest()
 
     def _rest(self) -> None:
-        """Where no stream is open there is no time to wake at: a virtual clock would jump to it."""
+        """Where no stream is open, end the task, unless it is to stay."""
         if self._open:
             return
-        self._wake_at(math.inf)
-        if not self._kept and self._looking is not None:
+        if self._kept:
+            if self._virtual:
+                self._wake_at(math.inf)
+        elif self._looking is not None:
             # Whoever is looked after next starts another one.
             self._looking.cancel()
             self._looking = None
+            self._wakes_at = math.inf
 
     def _wake_at(self, deadline: float) -> None:
         self._wakes_at = self._sleeping.deadline = deadline

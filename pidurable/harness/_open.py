@@ -44,7 +44,7 @@ from pidurable.records._tasks import Outcome, OutcomeStatus, TaskRecord
 from pidurable.registry import Registry
 from pidurable.session._document_watch import DocumentView
 from pidurable.session._participants import Participant
-from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness
+from pidurable.session._seams import Blocking, Clock, Failpoints, Randomness, VirtualClock
 from pidurable.session._session import Session
 from pidurable.session._stubs import unknown_submission
 from pidurable.session._watch import Watch
@@ -747,7 +747,7 @@ async def _served(
         making.services.permissions.load()
         unsubscribe = registry.subscribe(lambda: runtime.registry_changed(registry.snapshot.codec))
         try:
-            with silences().kept():
+            with silences().kept(virtual=isinstance(runtime.session.clock, VirtualClock)):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(progress.serve)  # noqa: ASYNC113 - runs as long as the body
                     nursery.start_soon(harness._collector.finish)

@@ -412,11 +412,20 @@ async def test_nothing_looks_after_streams_when_there_are_none(autojump_clock: A
 async def test_the_task_that_looks_for_silence_stays_while_there_will_be_streams(
     autojump_clock: Any,
 ) -> None:
-    """While it is kept, it has no time to wake at between two streams; then it ends, at once."""
+    """Between two streams it wakes at most once, under a virtual clock never; then it ends."""
     models = Models([Fake(SAID)], stream_silence_seconds=120)
     before, _ = watchers()
 
-    with silences().kept(), silences().kept():
+    with silences().kept(virtual=False):
+        async with models.stream(REQUEST):
+            await trio.testing.wait_all_tasks_blocked()
+        assert watchers() == (before + 1, 120)
+        await trio.sleep(121)
+        assert watchers() == (before + 1, math.inf)
+    await trio.testing.wait_all_tasks_blocked()
+    assert watchers() == (before, math.inf)
+
+    with silences().kept(virtual=True), silences().kept(virtual=False):
         for _ in range(2):
             async with models.stream(REQUEST):
                 await trio.testing.wait_all_tasks_blocked()
