@@ -178,10 +178,13 @@ def without_calls(message: AssistantMessage) -> AssistantMessage:
     return attrs.evolve(message, blocks=blocks)
 
 
+_CONTENT = (TextBlock, ToolCallBlock)
+
+
 def sendable_answer(message: AssistantMessage) -> AssistantMessage | None:
     """The message as it may be sent, or None if nothing would be left of it."""
     blocks = _visible(message.blocks)
-    if not any(isinstance(block, TextBlock | ToolCallBlock) for block in blocks):
+    if not any(isinstance(block, _CONTENT) for block in blocks):
         # Thinking alone is no turn; providers refuse a message without content.
         return None
     if any(map(_says_nothing, blocks)):
