@@ -36,8 +36,13 @@ from pidurable.storage import (
 )
 
 __all__ = [
-    *("are_short", "digest", "followed", "is_digest"),
-    *("is_reference", "moved_blobs", "with_blobs"),
+    "are_short",
+    "digest",
+    "followed",
+    "is_digest",
+    "is_reference",
+    "moved_blobs",
+    "with_blobs",
 ]
 
 _REFERENCE = re.compile("@([0-9a-f]{64})")
