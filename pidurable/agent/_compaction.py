@@ -114,6 +114,7 @@ class Compaction(Task[CompactionInput, Checkpoint, CompactionResult]):
     version = 1
     on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = CompactionHooks
+    __pidurable_looks__ = False
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services

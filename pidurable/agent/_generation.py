@@ -106,6 +106,7 @@ class Generation(Task[GenerationInput, Checkpoint, GenerationResult]):
     version = 1
     on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = GenerationHooks
+    __pidurable_looks__ = False
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services

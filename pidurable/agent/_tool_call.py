@@ -102,6 +102,7 @@ class ToolTask(Task[ToolInput, Checkpoint, ToolReceipt]):
     version = 1
     on_fault = "fault"  # whatever the host's setting: its conversation must stay usable
     hooks = ToolHooks
+    __pidurable_looks__ = False
 
     def __init__(self, services: AgentServices) -> None:
         self._services = services

@@ -136,6 +136,9 @@ class Task(ABC, Generic[InputT, CheckpointT, ResultT]):
     of any other the first answer that is not None counts.
     """
 
+    __pidurable_looks__: ClassVar[bool] = True
+    """Whether `initial` looks at the input, which is read for it then; not of built-in tasks."""
+
     @abstractmethod
     def initial(self, input: InputT, /) -> CheckpointT:
         """Choose the first checkpoint; quick and without I/O, because a commit is waiting."""

@@ -192,7 +192,7 @@ class TreeTransaction(Transaction):
         path = f"$<{info.name} input>"
         input_text = self._bounded_text(codec, input, info.input_type, path)
         stored_input = None
-        if begins is None:
+        if begins is None and installed.__pidurable_looks__:
             # The definition sees what a restarted process would see: the input as stored.
             stored_input = codec.decode(_json.loads_stored(input_text), info.input_type, path=path)
         tag, text = first_checkpoint(self._runtime, installed, stored_input, begins)
