@@ -170,12 +170,12 @@ class CommitLine:
             self._waiting[member] = None
             abort = functools.partial(self._give_up, member)
             if await trio.lowlevel.wait_task_rescheduled(abort) == _LEAD:
-                await self._lead(member)
+                await self.wait_for_batch(member)
         elif self._run_here(member, own=True):
             batch = self._batch
             assert batch is not None
             if batch.leader is member:
-                await self._lead(member)
+                await self._lead(batch)
             else:
                 await trio.lowlevel.wait_task_rescheduled(unabortable)
         else:
@@ -353,15 +353,12 @@ class CommitLine:
         batch = self._batch
         assert batch is not None
         if batch.leader is member:
-            await self._lead(member)
+            await self._lead(batch)
         else:
             await trio.lowlevel.wait_task_rescheduled(unabortable)
 
-    async def _lead(self, member: Member) -> None:
-        """Let the runnable join, then store the batch and wake its members in order."""
-        batch = self._batch
-        assert batch is not None
-        assert batch.leader is member
+    async def _lead(self, batch: OpenBatch) -> None:
+        """In the leader: let the runnable join, then store the batch and wake its members."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         while True:
             batch.slice_seconds = 0.0
@@ -379,12 +376,13 @@ class CommitLine:
         error = await self._store(batch)
         self._storing = False
         for waiting in batch.members:
-            if waiting is not member:
+            if waiting is not batch.leader:
                 trio.lowlevel.reschedule(
                     waiting.task,
                     outcome.Value(None) if error is None else outcome.Error(again(error)),
                 )
-        self.advance()
+        if self._waiting or self._drained is not None:
+            self.advance()
         if batch.interrupt is not None:
             raise batch.interrupt
         if error is not None:
