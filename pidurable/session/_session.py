@@ -293,19 +293,24 @@ class Session:
         Raises:
             NotFoundError: This session has no such conversation.
         """
-        if not is_id(conversation_id):
-            raise NotFoundError("conversation", show(conversation_id))
-        found = self._conversations.get(conversation_id)
+        # What only equals an id, as True does, is none, and would be found here.
+        found = self._conversations.get(conversation_id) if type(conversation_id) is int else None
         if found is None:
-            row = self.storage.conversation(conversation_id)
-            if row is None:
-                raise NotFoundError("conversation", conversation_id)
-            found = conversation_of(row)
-            self._keep(self._conversations, conversation_id, found, _CONVERSATIONS_CACHED)
+            found = self._stored_conversation(conversation_id)
         if found.owner is not None:
             root = self.removals.tree_of(found, staged=False)
             if root is not None:
                 raise NotFoundError("conversation", conversation_id, removed_hint(root))
+        return found
+
+    def _stored_conversation(self, conversation_id: int) -> Conversation:
+        if not is_id(conversation_id):
+            raise NotFoundError("conversation", show(conversation_id))
+        row = self.storage.conversation(conversation_id)
+        if row is None:
+            raise NotFoundError("conversation", conversation_id)
+        found = conversation_of(row)
+        self._keep(self._conversations, found.id, found, _CONVERSATIONS_CACHED)
         return found
 
     def doc(self, address: Address) -> DocState | None:
