@@ -54,6 +54,7 @@ class RunningCall:
         """Made for the first call: most tools make none."""
         self.shown: CallOutput | None = None
         """What it puts out; None as long as it has put nothing out, as most calls do."""
+        self._closed = False
 
     @property
     def progress(self) -> CallOutput:
@@ -69,10 +70,14 @@ class RunningCall:
                 lines_max=tool.output_lines_max,
                 keep=tool.output_keep,
             )
+            if self._closed:
+                # Its code goes on with it after the end of the call.
+                self.shown.close()
         return self.shown
 
     def close(self) -> None:
         """Show nothing more."""
+        self._closed = True
         if self.shown is not None:
             self.shown.close()
 

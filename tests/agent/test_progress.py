@@ -257,6 +257,52 @@ async def test_a_call_shows_output_details_and_remarks(autojump_clock: MockClock
     assert "dropped" in text_of(result)
 
 
+@pytest.mark.parametrize("said", ["", "in time"])
+async def test_nothing_is_shown_of_a_call_after_its_end(
+    autojump_clock: MockClock, said: str
+) -> None:
+    """Code that goes on with a call that has ended puts out what nobody sees, its first word too.
+
+    Args:
+        autojump_clock: The time.
+        said: What the call had put out before.
+    """
+    left: list[ToolCall] = []
+
+    @tool
+    async def leaves(call: ToolCall) -> str:
+        """Leave the call to somebody."""
+        if said:
+            await call.output(said)
+        left.append(call)
+        return "left"
+
+    @tool
+    async def goes_on(call: ToolCall) -> str:
+        """Go on with it when it has ended."""
+        await call.sleep(1)
+        await left[0].output("too late")
+        await left[0].details({"too": "late"})
+        await call.output("mine")
+        await call.sleep(1)
+        return "done"
+
+    world = World(calls("leaves", "goes_on"), "ok", tools=[leaves, goes_on])
+    async with world.open() as harness:
+        root = await harness.root()
+        submission = await root.submit("go")
+        await trio.sleep(1.9)
+        first, second = root.live()["calls"]
+        settled = await submission.wait()
+        found = await results(harness)
+
+    assert (first["status"], second["output_tail"]) == ("done", "mine")
+    assert first["output_tail"] in ("", said)
+    assert first["details"] is None
+    assert settled.text == "ok"
+    assert [text_of(each) for each in found] == ["left", "done"]
+
+
 @attrs.frozen(kw_only=True)
 class _View:
     """The documented fields of a call in `pi.live`."""
