@@ -220,8 +220,10 @@ class Runtime(SessionTree, Participant):
             self.staged.nodes.clear()
             self.staged.intents = False
             self.cycles.unstage()
-        self.staged_signals.clear()
-        self.staged_memos.clear()
+        if self.staged_signals:
+            self.staged_signals.clear()
+        if self.staged_memos:
+            self.staged_memos.clear()
 
     def committed(self, tx: Any) -> None:
         self._unstage()
@@ -231,8 +233,8 @@ class Runtime(SessionTree, Participant):
         if phase is not None:
             if tx.next_checkpoint is not None:
                 phase.reached = tx.next_checkpoint
-            for name, text in tx.memos_made:
-                phase.memos[name] = text
+            if tx.memos_made:
+                phase.memos.update(tx.memos_made)
             # A commit that has not changed its task has decided nothing.
             decided = changed.get(phase.task_id)
             if isinstance(decided, Node) and decided.status is not RUNNING:
@@ -240,12 +242,8 @@ class Runtime(SessionTree, Participant):
                     texts = (phase.input_text, *tx.parked_at)
                     self.at_hand.parked(phase.task_id, *texts, phase.memos)
                 self.runner.decided(phase.task_id)
-        for task_id, change in tx.signalled.items():
-            self._signals[task_id] = self._signals.get(task_id, 0) + change
-            if not self._signals[task_id]:
-                del self._signals[task_id]
-            if change > 0:
-                self.index.signalled(task_id)
+        if tx.signalled:
+            self._signalled(tx.signalled)
         if tx.removal is not None:
             self.at_hand.forget()
         if tx.fresh and len(self.fresh) < _FRESH_CACHED:
@@ -264,6 +262,15 @@ class Runtime(SessionTree, Participant):
         if self.graphs.followed:
             self.graphs.committed(tx)
 
+    def _signalled(self, changes: Mapping[int, int]) -> None:
+        """So many more signals of these tasks are unread, or so many fewer."""
+        for task_id, change in changes.items():
+            self._signals[task_id] = self._signals.get(task_id, 0) + change
+            if not self._signals[task_id]:
+                del self._signals[task_id]
+            if change > 0:
+                self.index.signalled(task_id)
+
     def settled(self, ids: Iterable[int]) -> None:
         """What participants keep has settled by the commit that is being published."""
         for id in ids:
@@ -277,27 +284,33 @@ class Runtime(SessionTree, Participant):
         for id in index.released:
             self.scheduler.account(id)
         index.released.clear()
-        for id in index.marked_running:
-            self.runner.stop_phase(id)
-        index.marked_running.clear()
-        for node in index.ended:
-            id = node.id
-            self._signals.pop(id, None)
-            self.fresh.pop(id, None)
-            self._attached.pop(id, None)
-            outcome = outcomes.get(id)
-            self.at_hand.ended(id, node.kind, outcome)
-            self.waits.task_ended(node, outcome)
-            self.session.task_ended(id)
-        index.ended.clear()
-        for id in index.idle_scopes:
-            self.waits.conversation_idle(id)
-        index.idle_scopes.clear()
+        if index.marked_running:
+            for id in index.marked_running:
+                self.runner.stop_phase(id)
+            index.marked_running.clear()
+        if index.ended:
+            for node in index.ended:
+                self._ended(node, outcomes.get(node.id))
+            index.ended.clear()
+        if index.idle_scopes:
+            for id in index.idle_scopes:
+                self.waits.conversation_idle(id)
+            index.idle_scopes.clear()
         if not index.busy_roots:
             self.waits.all_idle()
         self.scheduler.timers_changed()
         if self.scheduler.has_work():
             self.scheduler.kick()
+
+    def _ended(self, node: Node, outcome: str | None) -> None:
+        """A task has ended: keep nothing of it but its outcome, and tell who waits."""
+        id = node.id
+        self._signals.pop(id, None)
+        self.fresh.pop(id, None)
+        self._attached.pop(id, None)
+        self.at_hand.ended(id, node.kind, outcome)
+        self.waits.task_ended(node, outcome)
+        self.session.task_ended(id)
 
     def poisoned(self, error: SessionPoisonedError) -> None:
         self.reverted()
