@@ -71,7 +71,7 @@ def dumps(
     try:
         if not checked and not is_plain(value, bytes_max):
             value = check_json(value, path, size_max=bytes_max, setting=setting)
-        text = _encode(value)
+        text = "".join(_parts(value, 0))
     except RecursionError:
         raise NotJsonError(path, _STACK_PROBLEM) from None
     if text.isascii():
@@ -87,9 +87,10 @@ def dumps(
         raise NotJsonError(path, _size_problem(bytes_max, setting), f"{size} bytes")
     # A NUL is always written as this escape. A backslash before "u0000" in the value itself gives
     # the same characters; the walk then finds nothing. Nor does it where brackets are many, and do
-    # not stand within each other.
+    # not stand within each other; those of a level are two characters.
     if "\\u0000" in text or (
         checked
+        and size > 2 * VALUE_DEPTH_MAX
         and text.count("[") + text.count("{") > VALUE_DEPTH_MAX
         and not is_plain(value, bytes_max)
     ):
@@ -97,8 +98,8 @@ def dumps(
     return text
 
 
-def _make_encode() -> Callable[[object], str]:
-    """The encoder of the standard library, made once.
+def _make_parts() -> Callable[[object, int], Iterable[str]]:
+    """The encoder of the standard library, made once; what it gives is to be joined.
 
     Its own `encode` makes the C code anew at each call, which takes longer than a small value.
     Where that code is not there, or is made in another way, `encode` is used as it is.
@@ -109,24 +110,25 @@ def _make_encode() -> Callable[[object], str]:
         check_circular=False,  # the walk before has bounded the depth, so there is no cycle
         separators=(",", ":"),
     )
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return encoder.encode
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
     write_text = json.encoder.encode_basestring
     try:
-        parts = make(None, encoder.default, write_text, None, ":", ",", False, False, False)
-    except TypeError:
-        return encoder.encode
-
-    def encode(value: object) -> str:
-        return "".join(parts(value, 0))
-
-    return encode
+        parts: Callable[[object, int], Iterable[str]] = make(
+            None, encoder.default, write_text, None, ":", ",", False, False, False
+        )
+    except TypeError:  # also of None, which cannot be called
+        return lambda value, _: (encoder.encode(value),)
+    return parts
 
 
-_encode = _make_encode()
-encode_plain = _encode
-"""Encode what is surely strict JSON: nothing is checked but that numbers are finite."""
+_parts = _make_parts()
+
+
+def encode_plain(value: object) -> str:
+    """Encode what is surely strict JSON: nothing is checked but that numbers are finite."""
+    return "".join(_parts(value, 0))
+
+
 _decode_stored = json.JSONDecoder().raw_decode
 
 
@@ -234,7 +236,7 @@ def loads_canonical(text: str) -> tuple[JsonValue] | None:
         return None
     try:
         value: JsonValue = _decode_canonical(text)[0]
-        if _encode(value) != text:
+        if encode_plain(value) != text:
             return None
         if not text.isascii():
             text.encode()  # a lone surrogate has no bytes
@@ -277,6 +279,8 @@ def is_plain(value: object, size_max: int = _ANY_SIZE) -> bool:
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         depth = VALUE_DEPTH_MAX - 1
+    elif value is None:
+        return True
     else:
         value, depth = (value,), VALUE_DEPTH_MAX
     if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE)) >= 0:

@@ -112,6 +112,8 @@ def _list(json: JsonValue, path: str) -> list[JsonValue]:
     return json
 
 
+_ITERABLES = (tuple, list, Iterable)
+"""An abstract class alone is slow to ask."""
 _ANY = (dict, list, str, int, float, bool, type(None))
 _STATUSES = get_args(AssistantStatus)
 _STOP_REASONS = get_args(StopReason)
@@ -230,7 +232,7 @@ def encode_messages(messages: Sequence[Message], *, path: str = "$") -> list[Jso
 def _encode_each(
     values: Iterable[Any], path: str, encode: Callable[[Any, str], JsonValue]
 ) -> list[JsonValue]:
-    if not isinstance(values, Iterable):
+    if not isinstance(values, _ITERABLES):
         raise NotJsonError(path, "expected a list", show(values))
     return [encode(value, f"{path}[{index}]") for index, value in enumerate(values)]
 
