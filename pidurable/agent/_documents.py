@@ -139,7 +139,8 @@ def read_doc(tx: Transaction, cls: type, conversation_id: int) -> dict[str, Any]
 def update_doc(tx: Transaction, cls: type, conversation_id: int, **fields: Any) -> None:
     """Set fields of a built-in document; writes only those that differ."""
     address = address_of(cls, conversation_id)
-    if not tx.set_fields(_DEFINITIONS[cls], address, fields):
+    # What happens is told in numbers, words and lists of the product's own making.
+    if not tx.set_fields(_DEFINITIONS[cls], address, fields, checked=cls is LiveDocument):
         tx.put_doc(_DEFINITIONS[cls], address, {**defaults_of(cls), **fields})
 
 

@@ -268,26 +268,31 @@ def join_path(path: str, key: str | int) -> str:
 # --- the quick way ----------------------------------------------------------------------------
 
 
-def is_plain(value: object, size_max: int = _ANY_SIZE) -> bool:
+def is_plain(value: object, size_max: int = _ANY_SIZE, *, tuples: bool = True) -> bool:
     """Tell whether a value surely needs no second look, its strings apart.
 
     One answer for many questions: exact types only, string keys, integers in range, depth, and
     as each value and character takes a byte at least, no more of them than bytes are allowed.
     Without the last, a list that holds another twice, and so on for 100 levels, would be walked
     until the end of time.
+
+    Args:
+        value: Anything.
+        size_max: No more bytes are allowed.
+        tuples: Whether a tuple may stand for a list, as it does where a value is written.
     """
-    kind = type(value)
-    if kind is dict or kind is list or kind is tuple:
+    kinds = _CONTAINER_KINDS if tuples else _JSON_KINDS
+    if type(value) in kinds:
         depth = VALUE_DEPTH_MAX - 1
     elif value is None:
         return True
     else:
         value, depth = (value,), VALUE_DEPTH_MAX
-    if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE)) >= 0:
+    if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE), kinds) >= 0:
         return True
     if size_max <= _FIRST_LOOK_SIZE or _expanded_size(value, 0, {}) > size_max:
         return False
-    return _left_after(value, depth, size_max) >= 0
+    return _left_after(value, depth, size_max, kinds) >= 0
 
 
 _FIRST_LOOK_SIZE = 1 << 18
@@ -296,6 +301,8 @@ _FIRST_LOOK_SIZE = 1 << 18
 
 _LEAVES = frozenset([int, float, bool, type(None)])
 _CONTAINERS = (dict, list, tuple)
+_CONTAINER_KINDS = frozenset(_CONTAINERS)
+_JSON_KINDS = frozenset([dict, list])
 
 
 def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
@@ -324,7 +331,7 @@ def _expanded_size(value: Any, depth: int, known: dict[int, int]) -> int:
     return size
 
 
-def _left_after(value: Any, depth: int, left: int) -> int:
+def _left_after(value: Any, depth: int, left: int, kinds: frozenset[type]) -> int:
     """Walk a container; return how much may come after it, or less than 0 where that is nothing."""
     left -= len(value)
     if left < 0:
@@ -342,8 +349,8 @@ def _left_after(value: Any, depth: int, left: int) -> int:
         elif kind is int:
             if not -0x8000000000000000 <= item <= 0xFFFFFFFFFFFFFFFF:
                 return -1
-        elif kind is dict or kind is list or kind is tuple:
-            left = _left_after(item, depth - 1, left) if depth > 0 else -1
+        elif kind in kinds:
+            left = _left_after(item, depth - 1, left, kinds) if depth > 0 else -1
             if left < 0:
                 return -1
         elif kind is float:

@@ -360,7 +360,12 @@ class DocumentWork:
         self._patch(definition, address, ops)
 
     def set_fields(
-        self, definition: DocumentDefinition, address: Address, fields: Mapping[str, Any]
+        self,
+        definition: DocumentDefinition,
+        address: Address,
+        fields: Mapping[str, Any],
+        *,
+        checked: bool = False,
     ) -> bool:
         """Set fields of a document; those that have their value already are left out.
 
@@ -369,6 +374,7 @@ class DocumentWork:
             address: Where it stands.
             fields: By names that a JSON pointer has as they are. What is in the values may not be
                 changed afterwards.
+            checked: Whether the values are known to be plain JSON, without tuples.
 
         Returns:
             Whether there is such a document.
@@ -385,7 +391,7 @@ class DocumentWork:
         ]
         if not ops:
             return True
-        if pending.terms.version == definition.version and _are_plain(ops):
+        if pending.terms.version == definition.version and (checked or _are_plain(ops)):
             self._stage(definition, address, pending, {**value, **fields}, ops)
         else:
             self.patch_doc(definition, address, ops)
@@ -563,7 +569,8 @@ def _are_plain(ops: Sequence[Any]) -> bool:
         kind = type(value)
         if kind in _SCALARS or (kind is int and 0 <= value < 2**63):
             continue  # the usual case
-        if not _json.is_plain(value, _json.VALUE_BYTES_MAX):
+        # What is written as a list is read as one, so it is one at once.
+        if not _json.is_plain(value, _json.VALUE_BYTES_MAX, tuples=False):
             return False
     return True
 

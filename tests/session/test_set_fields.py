@@ -169,9 +169,10 @@ async def test_values_that_are_not_plain_are_made_so_or_refused_at_their_place()
     """A subclass becomes its plain value; what no JSON can hold is refused, and nothing changes."""
     async with open_test_session(MemoryStorage()) as session:
         conversation = await new_board(session)
-        assert await set_fields(session, conversation, {"one": [TaskId(7)], "two": (1, 2)})
+        assert await set_fields(session, conversation, {"one": [TaskId(7)]})
+        assert await set_fields(session, conversation, {"two": [(1, 2)], "text": "t"})
         value = session.doc_value(board(conversation))
-        assert repr(value) == "{'one': [7], 'two': [1, 2], 'text': ''}"
+        assert repr(value) == "{'one': [7], 'two': [[1, 2]], 'text': 't'}"
         for bad, place in (
             ([{1: 2}], r"\$<fields\.board>\[0\]\.value\[0\]: a key must be a string"),
             ({"a": float("nan")}, r"\$<fields\.board>\[0\]\.value\.a: a number must be finite"),
@@ -187,6 +188,24 @@ def nested(levels: int) -> Any:
     for _ in range(levels - 1):
         value = [value]
     return value
+
+
+@pytest.mark.parametrize("checked", [False, True])
+async def test_a_value_that_is_known_to_be_plain_is_stored_alike(checked: bool) -> None:
+    """Who knows that values are plain spares the walk, and nothing else; strings are looked at."""
+    storage = MemoryStorage()
+    fields = {"one": [{"a": [1, "ü"]}, {}], "two": [[i] for i in range(300)], "new": 2.5}
+    async with open_test_session(storage) as session:
+        conversation = await new_board(session)
+        definition = definition_of(Board)
+        async with session.body(session.transaction()) as tx:
+            assert tx.set_fields(definition, board(conversation), fields, checked=checked)
+        stored = stored_changes(storage, conversation)
+        for bad, problem in (("\0", "NUL"), ("\ud800", "surrogate")):
+            with pytest.raises(NotJsonError, match=problem):
+                async with session.body(session.transaction()) as tx:
+                    tx.set_fields(definition, board(conversation), {"one": [bad]}, checked=checked)
+    assert {op["path"][1:]: op["value"] for op in stored[0]} == fields
 
 
 async def test_a_field_is_at_most_as_deep_as_the_whole_may_be() -> None:
