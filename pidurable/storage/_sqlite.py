@@ -16,8 +16,6 @@ What holds at all times:
 from __future__ import annotations
 
 import contextlib
-import itertools
-import operator
 import os
 import threading
 import time
@@ -71,8 +69,6 @@ Durability = Literal["power", "process"]
 ResultT = TypeVar("ResultT")
 
 _PAGE_FRAME_BYTES = 4_096 + 24
-_op_of, _row_of = operator.itemgetter(0), operator.itemgetter(1)
-"""The two parts of a write."""
 _LEAKED: list[Any] = []
 """Handles of a parent process: closing one in a forked child would tamper with the store."""
 
@@ -431,21 +427,15 @@ class SqliteStorage(SqliteReads):
             )
 
     def _write(self, writer: apsw.Connection, writes: Sequence[tuple[Op, tuple[Any, ...]]]) -> None:
-        """Send the writes in order; neighbours of one kind share a statement."""
+        """Send the writes in order."""
         # One cursor for all of them: the connection's own `execute` makes one for each.
-        cursor = writer.cursor()
+        execute = writer.cursor().execute
         statements, exact = sql.WRITES, sql.EXACT
-        for op, group in itertools.groupby(writes, _op_of):
-            if op in exact:
-                rows = list(map(_row_of, group))
-                before = writer.total_changes()
-                cursor.executemany(statements[op], rows)
-                changed = writer.total_changes() - before
-                if changed != len(rows):
-                    problem = f"{len(rows)} writes of {Op(op).name} changed {changed} rows"
-                    raise InternalError(f"{self._store}: {problem}")
-            else:
-                cursor.executemany(statements[op], map(_row_of, group))
+        for op, row in writes:
+            execute(statements[op], row)
+            if op in exact and writer.changes() != 1:
+                problem = f"1 writes of {Op(op).name} changed {writer.changes()} rows"
+                raise InternalError(f"{self._store}: {problem}")
 
     def checkpoint(self, *, truncate: bool = False) -> int:
         """Move the log into the file; return how many pages the log holds after it.
