@@ -127,7 +127,11 @@ def _checked_blocks(blocks: Sequence[Block], bytes_max: int) -> tuple[Any, str]:
         below = error.path.removeprefix("$").removeprefix("[0][0].blocks")
         raise NotJsonError(f"$.content{below}", error.problem, error.value) from error
     content = encoded[0]["blocks"]
-    return content, _json.dumps(content, path="$.content", bytes_max=bytes_max, checked=checked)
+    text = _json.dumps(content, path="$.content", bytes_max=bytes_max, checked=checked)
+    if not checked or any(block.opaque is not None for block in blocks):
+        # What is queued is kept as it is, and the sender may go on to change what it has handed in.
+        content = _json.loads_stored(text)
+    return content, text
 
 
 def submit(

@@ -22,6 +22,7 @@ from agent_world import (
 )
 from trio.testing import MockClock
 
+from pidurable.agent._documents import InboxDocument, address_of
 from pidurable.agent._script import ScriptedCall, ScriptedError, Step
 from pidurable.agent._services import AgentChange
 from pidurable.errors import (
@@ -41,6 +42,7 @@ from pidurable.records._messages import (
     ToolResultMessage,
     UserMessage,
 )
+from pidurable.records._readonly import copied_json
 from pidurable.registry import Tool, ToolCall, tool
 from pidurable.session._notes import note_in_place
 
@@ -101,6 +103,39 @@ async def test_steers_join_after_the_whole_round(autojump_clock: MockClock) -> N
     assert order[0] == "go"
     assert sorted(order[1:4]) == ["result 0", "result 1", "result 2"]
     assert order[4:] == ["steer one", "steer two"]
+
+
+async def test_what_is_queued_shares_nothing_with_what_was_handed_in(
+    autojump_clock: MockClock,
+) -> None:
+    """JSON in a block that its sender goes on to change is queued and placed as it was."""
+    world = World(calls("gate"), "zero", "one", "two", "three")
+    made, opened = gate(world)
+    world.install(made)
+    kept: list[Any] = [{"pair": [1, 2]}, {"pair": [1, 2]}, {"pair": (1, 2)}]
+
+    async with world.open() as harness:
+        root = await harness.root()
+        runs = [await root.submit("go")]
+        await world.reached.wait()
+        for opaque in kept:
+            runs.append(await root.submit([TextBlock(text="more", opaque=opaque)]))
+            opaque["pair"] = "changed"
+        queued = copied_json(harness.session.doc_value(address_of(InboxDocument, root.id)))
+        opened.set()
+        for each in runs:
+            await each.wait()
+        placed = [
+            block.opaque
+            for entry in await root.history(limit=1000)
+            for message in entry.messages
+            if isinstance(message, UserMessage)
+            for block in message.blocks
+        ]
+
+    as_it_was = {"pair": [1, 2]}
+    assert [item["content"][0]["opaque"] for item in queued["items"]] == [as_it_was] * 3
+    assert placed == [None, *[as_it_was] * 3]
 
 
 async def test_follow_ups_start_one_run_each(autojump_clock: MockClock) -> None:
