@@ -384,15 +384,18 @@ class DocumentWork:
         if pending is None:
             return False
         value = pending.value
+        # What equals a value and is of another type, as 1 is of 1.0, is not stored, so not held.
+        differ = {
+            name: new for name, new in fields.items() if name not in value or value[name] != new
+        }
+        if not differ:
+            return True
         ops = [
             {"op": "replace" if name in value else "add", "path": f"/{name}", "value": new}
-            for name, new in fields.items()
-            if name not in value or value[name] != new
+            for name, new in differ.items()
         ]
-        if not ops:
-            return True
         if pending.terms.version == definition.version and (checked or _are_plain(ops)):
-            self._stage(definition, address, pending, {**value, **fields}, ops)
+            self._stage(definition, address, pending, {**value, **differ}, ops)
         else:
             self.patch_doc(definition, address, ops)
         return True

@@ -183,6 +183,18 @@ async def test_values_that_are_not_plain_are_made_so_or_refused_at_their_place()
         assert session.doc_value(board(conversation)) == value
 
 
+async def test_a_field_that_is_left_out_stays_as_it_is_stored() -> None:
+    """What only equals the value, as 1 does 1.0, is not stored, and so is not held either."""
+    storage = MemoryStorage()
+    async with open_test_session(storage) as session:
+        conversation = await new_board(session)
+        await set_fields(session, conversation, {"one": 1.0})
+        await set_fields(session, conversation, {"one": 1, "two": True})
+        held = repr(session.doc_value(board(conversation)))
+    async with open_test_session(storage.reopen()) as session:
+        assert held == repr(session.doc_value(board(conversation)))
+
+
 def nested(levels: int) -> Any:
     value: Any = []
     for _ in range(levels - 1):
