@@ -310,8 +310,10 @@ class Commands:
     def _forget_answered(self) -> None:
         box = self._harness.session.storage.command_box
         while self._answered:
-            box.forget(self._answered[-1])
-            self._answered.pop()
+            name = self._answered[0]
+            box.forget(name)
+            # By its name: this may be in a thread, and more may be added in the loop meanwhile.
+            self._answered.remove(name)
 
     async def _apply_run(self, run: list[_Taken], trouble: list[Exception]) -> None:
         """Apply neighbours. They share a flush where they can, in order of arrival."""

@@ -32,7 +32,7 @@ from pidurable.harness._command_kinds import KINDS
 from pidurable.records._commands import (
     drawn_key,
 )
-from pidurable.session._seams import InlineBlocking, TrioClock
+from pidurable.session._seams import InlineBlocking, ThreadBlocking, TrioClock
 from pidurable.storage import RecordKind
 from pidurable.testing import Fault
 
@@ -311,6 +311,45 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_later_command(
         assert "error" in store.answer("third")  # its task went with the first
         assert places == {"taken"}
         assert {box.find(id) for id in ("first", "second", "third")} == {None}
+
+
+async def test_a_file_that_could_not_be_removed_while_others_were_is_removed_too(
+    store: Store, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are removed in a thread; one that joins them meanwhile is not taken for removed."""
+
+    async def does_nothing(harness: Harness, **fields: Any) -> None:
+        return
+
+    box, begun, left_over = store.base.command_box, trio.Event(), trio.Event()
+    slow, fails = "1", "2"  # in order of arrival
+    forget = type(box).forget
+
+    def forget_as_told(of: Any, name: str) -> None:
+        if name == slow and not begun.is_set():
+            trio.from_thread.run_sync(begun.set)
+            trio.from_thread.run(left_over.wait)
+        elif name == fails and not left_over.is_set():
+            trio.from_thread.run(begun.wait)
+            raise StorageAccessError(":memory:", "on purpose")
+        forget(of, name)
+
+    monkeypatch.setitem(KINDS, "gc", attrs.evolve(KINDS["gc"], work=does_nothing))
+    monkeypatch.setattr(type(box), "forget", forget_as_told)
+    async with store.world.open() as harness:
+        monkeypatch.setattr(harness.session, "blocking", ThreadBlocking())
+        task = await (await harness.root()).create_task(Patient, "x")
+        store.hand_in("abort", id="slow", tasks=[task])
+        store.hand_in("gc", id="fails", older_than_us=0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.apply_commands)
+            with trio.fail_after(60):
+                while fails not in harness._commands._answered:  # noqa: ASYNC110 - virtual time
+                    await trio.sleep(0.01)
+            left_over.set()
+        await harness.apply_commands()
+
+        assert (box.find("slow"), box.find("fails")) == (None, None)
 
 
 async def test_who_is_stopped_while_its_answer_goes_hears_of_it(
