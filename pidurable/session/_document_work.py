@@ -116,6 +116,7 @@ class DocumentWork:
     def __init__(self, session: Session) -> None:
         self.seq = 0
         self.writes: list[tuple[Op, tuple[Any, ...]]] = []
+        """Only ever appended to, or replaced in its place: who stages a row may keep its place."""
         self._session = session
 
     def _check_open(self) -> None:

@@ -434,7 +434,7 @@ class SqliteStorage(SqliteReads):
         for op, row in writes:
             execute(statements[op], row)
             if op in exact and writer.changes() != 1:
-                problem = f"1 writes of {Op(op).name} changed {writer.changes()} rows"
+                problem = f"a write of {Op(op).name} changed {writer.changes()} rows, not one"
                 raise InternalError(f"{self._store}: {problem}")
 
     def checkpoint(self, *, truncate: bool = False) -> int:
