@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import socket
@@ -54,7 +55,8 @@ from pidurable.records._messages import (
 )
 from pidurable.testing._strict_server import StrictServer, strict_openai_server
 
-pytest.importorskip("pydantic_ai")
+if importlib.util.find_spec("pydantic_ai") is None:
+    pytest.skip("the llm extra is not installed", allow_module_level=True)
 
 KEY = "sk-canary-0123456789abcdef"
 READ = ToolDeclaration(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +33,8 @@ from pidurable.records._messages import (
     UserMessage,
 )
 
-pytest.importorskip("pydantic_ai")
+if importlib.util.find_spec("pydantic_ai") is None:
+    pytest.skip("the llm extra is not installed", allow_module_level=True)
 
 READ = ToolDeclaration(
     name="read",
