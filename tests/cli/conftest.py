@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
 import pytest
+import terminals
 from one_application import build_the_application_once
 
 from pidurable.cli import main
@@ -58,6 +59,13 @@ class Keyboard(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminals_are_warm(slow_run: bool) -> Iterator[None]:
+    terminals.Warm.used = not slow_run
+    yield
+    terminals.Warm.close()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import select
@@ -15,12 +16,94 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyte
 import strict_guard
 
 SECONDS_MAX = 60.0
 """A test that waits longer than this for something to show has failed."""
+
+
+class Warm:
+    """The Python of `warm_commands.py`, begun when the first fork of it is asked for."""
+
+    python: subprocess.Popen[str] | None = None
+    used = True
+    """With `-m slow` each command is a Python of its own, as people run them."""
+
+    @classmethod
+    def ask(cls, **told: Any) -> Any:
+        """Say something, and return the answer."""
+        if cls.python is None:
+            cls.python = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("warm_commands.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": python_path()},
+            )
+        assert cls.python.stdin is not None
+        assert cls.python.stdout is not None
+        print(json.dumps(told), file=cls.python.stdin, flush=True)
+        return json.loads(cls.python.stdout.readline())
+
+    @classmethod
+    def close(cls) -> None:
+        """End it, if it was begun."""
+        if cls.python is not None:
+            cls.python.communicate(timeout=SECONDS_MAX)
+            cls.python = None
+
+
+class Fork:
+    """A command that a fork has become: of a `Popen` what tests of terminals need."""
+
+    def __init__(self, argv: list[str], folder: Path, environ: dict[str, str]) -> None:
+        self.returncode: int | None = None
+        self._stopped = False
+        begin = {"argv": argv, "folder": str(folder), "environ": environ}
+        self.pid: int = Warm.ask(begin={**begin, "device": environ["DEVICE"]})
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        status = None if self.returncode is not None else Warm.ask(look=self.pid)
+        if status is not None and os.WIFSTOPPED(status):
+            self._stopped = True
+        elif status is not None:
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def is_stopped(self) -> bool:
+        """Whether it has been stopped, as by Ctrl-Z."""
+        self.poll()
+        return self._stopped
+
+    def wait(self, seconds_max: float = SECONDS_MAX) -> int:
+        """Wait for its end, and return the exit code."""
+        deadline = time.monotonic() + seconds_max
+        while (code := self.poll()) is None:
+            assert time.monotonic() < deadline, f"process {self.pid} has not ended"
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Process(subprocess.Popen[bytes]):
+    """A command that is a Python of its own."""
+
+    def is_stopped(self) -> bool:
+        """Whether it has been stopped, as by Ctrl-Z."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        return pid != 0 and os.WIFSTOPPED(status)
 
 
 class Terminal:
@@ -32,18 +115,21 @@ class Terminal:
         self.resize(*size)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = b""
-        # A session leader that opens a terminal gets it as its controlling one.
-        opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PIDURABLE_")}
         environ |= {"DEVICE": os.ttyname(slave), "TERM": "xterm", "PYTHONPATH": python_path()}
-        command = [sys.executable, "-m", "pidurable.cli", *argv]
-        self.process = subprocess.Popen(
-            ["sh", "-c", opens, "sh", *command],
-            cwd=folder,
-            env=environ,
-            start_new_session=True,
-            preexec_fn=_listen,
-        )
+        self.process: Fork | Process
+        if Warm.used:
+            self.process = Fork(list(argv), folder, environ)
+        else:
+            # A session leader that opens a terminal gets it as its controlling one.
+            opens = 'exec "$@" <"$DEVICE" >"$DEVICE" 2>&1'
+            self.process = Process(
+                ["sh", "-c", opens, "sh", sys.executable, "-m", "pidurable.cli", *argv],
+                cwd=folder,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=_listen,
+            )
         self.slave = slave
 
     def resize(self, columns: int, lines: int) -> None:
@@ -91,6 +177,7 @@ class Terminal:
             self.read()
         for _ in range(3):
             self.read()
+        assert self.process.returncode is not None
         return self.process.returncode
 
     def hang_up(self) -> None:

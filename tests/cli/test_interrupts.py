@@ -14,6 +14,9 @@ from terminals import SECONDS_MAX, python_path, terminal
 
 from pidurable.cli._demo_project import leftover_processes
 
+# With `-m slow` each command is a Python of its own; see `terminals.Warm`.
+pytestmark = pytest.mark.slow
+
 WAITS_FOR_GO = (
     # What is waited for stands in the output alone, not in the arguments.
     '- calls: [{name: bash, arguments: {command: "echo st$(echo arted); '

@@ -464,6 +464,7 @@ def test_without_a_terminal_a_frame_is_printed_when_something_changed(store: Sto
     assert "\x1b" not in "".join(first + second)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_follows_the_size_and_leaves_cleanly(store: Store, tmp_path: Path) -> None:
     """A smaller window gets fewer lines; Ctrl-C gives back screen, cursor and echo."""
     many(store)
@@ -488,6 +489,7 @@ def test_on_a_terminal_it_follows_the_size_and_leaves_cleanly(store: Store, tmp_
     assert not found.screen.cursor.hidden
 
 
+@pytest.mark.slow
 def test_a_suspended_watch_leaves_a_terminal_that_shows_what_is_typed(
     store: Store, tmp_path: Path
 ) -> None:
@@ -497,7 +499,7 @@ def test_a_suspended_watch_leaves_a_terminal_that_shows_what_is_typed(
         found.until("shop.order")
         assert not shows_what_is_typed(found)
         found.press(b"\x1a")
-        found.read_until(lambda: found.raw.endswith(b"\x1b[?1049l") and is_stopped(found))
+        found.read_until(lambda: found.raw.endswith(b"\x1b[?1049l") and found.process.is_stopped())
         assert shows_what_is_typed(found)
         found.process.send_signal(signal.SIGCONT)
         found.read_until(lambda: found.raw.count(b"\x1b[?1049h") == 2)
@@ -511,11 +513,7 @@ def shows_what_is_typed(found: Terminal) -> bool:
     return bool(termios.tcgetattr(found.slave)[3] & termios.ECHO)
 
 
-def is_stopped(found: Terminal) -> bool:
-    pid, status = os.waitpid(found.process.pid, os.WNOHANG | os.WUNTRACED)
-    return pid != 0 and os.WIFSTOPPED(status)
-
-
+@pytest.mark.slow
 def test_a_quit_from_the_keyboard_gives_back_the_terminal(store: Store, tmp_path: Path) -> None:
     """Ctrl-\\ leaves like Ctrl-C, not a screen without a cursor and without echo."""
     few(store)
@@ -541,6 +539,7 @@ async def test_a_new_holder_is_no_burst_of_commits(store: Store) -> None:
     assert rate.of(attrs.evolve(taken_over, seq=taken_over.seq + 3), 3.0) == 3.0
 
 
+@pytest.mark.slow
 def test_no_color_is_respected(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
