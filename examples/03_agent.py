@@ -51,6 +51,7 @@ async def show_events(conversation: Conversation, ready: trio.Event) -> None:
                         print("  <- its result is stored")
                     case RunEnd(status=status):
                         print(f"\n  run ended: {status}")
+                        return
 
 
 async def main() -> str:
@@ -71,7 +72,6 @@ async def main() -> str:
             await ready.wait()
             submission = await root.submit("How many apples do we have?")
             settled = await submission.wait()
-            nursery.cancel_scope.cancel()
     return settled.text
 
 
