@@ -563,10 +563,10 @@ async def test_every_abort_of_hundreds_stops_within_one_step(
 ) -> None:
     """A loop of short tools is stopped at any moment: no call begins after the abort.
 
-    Fifty moments are tried, twice by default and ten times with `-m slow`.
+    Fifty moments are tried, once by default and ten times with `-m slow`.
     """
     stopped = 0
-    aborts = 500 if slow_run else 100
+    aborts = 500 if slow_run else 50
     world = World(
         Step(calls=(ScriptedCall(name="tick"),)),
         repeat_last=True,

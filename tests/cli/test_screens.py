@@ -347,11 +347,14 @@ def test_ctrl_c_while_the_program_loads_shows_no_traceback(
     assert found.err == "pidurable: interrupted before anything began\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["task", "list"], ["task", "list", "--help"]])
 def test_a_reader_that_goes_away_is_no_error(
-    command: Callable[..., object], known_store: Path, words: list[str]
+    command: Callable[..., object], known_store: Path, words: list[str], slow_run: bool
 ) -> None:
     """`| head` ends the command quietly, without a traceback; help too."""
+    if "--help" in words and not slow_run:
+        pytest.skip("one process is enough for every day; run both with -m slow")
     argv = [sys.executable, "-m", "pidurable.cli", *words, "--store", str(known_store)]
     reading, writing = os.pipe()
     os.close(reading)

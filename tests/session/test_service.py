@@ -205,15 +205,15 @@ async def test_a_long_log_is_moved_into_the_file(tmp_path: Path) -> None:
                 tx.append(conversation, Note(text))
 
         sizes: list[int] = []
-        for number in range(1, 61):
+        for number in range(1, 31):
             await session.run(session.transaction(), many)
             # Five such commits are due for a checkpoint, which is made in two steps.
             while storage.count("checkpoint") < number // 5 * 2:
                 await trio.lowlevel.checkpoint()
             sizes.append(log.stat().st_size)
-        written = 60 * 200 * len(text)
+        written = 30 * 200 * len(text)
         assert max(sizes) < written / 2
-        assert len(await session.history(conversation, limit=100_000)) == 60 * 200
+        assert len(await session.history(conversation, limit=100_000)) == 30 * 200
 
 
 async def test_a_log_that_stays_large_is_reported_once_with_its_reader(

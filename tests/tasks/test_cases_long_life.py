@@ -94,7 +94,7 @@ SCRIPTS = {
 }
 ENDLESS = ("timer", "forever")
 
-TASKS = int(os.environ.get("LONG_LIFE_TASKS", "500"))
+TASKS = int(os.environ.get("LONG_LIFE_TASKS", "300"))
 """How many tasks live and end. LONG_LIFE_TASKS=20000 takes a quarter of a minute."""
 
 

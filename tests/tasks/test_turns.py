@@ -119,7 +119,7 @@ async def test_a_pass_writes_500_records_at_most_and_repeats() -> None:
     """Reservations, marks, wakings and ends are all counted; none of them is left over."""
     world = World(running_max=5_000)
     world.scripts["sleeps"] = waits
-    count = 1_300
+    count = 1_100
     async with world.open() as rt:
         unwatched(world)
         histories = Histories.watch(world)
@@ -195,7 +195,7 @@ async def test_marks_of_a_wide_owner_come_500_a_commit() -> None:
 async def test_abort_work_goes_before_what_is_ready() -> None:
     """With more ready than a pass takes, the handlers of aborted tasks are in its first commit."""
     world = World(running_max=5_000)
-    count = 1_600
+    count = 1_200
     world.scripts.update(a=forever, crowd=forever)
     async with world.open() as rt:
         unwatched(world)
