@@ -41,6 +41,8 @@ class Warm:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                # Not in the folder of the test that happens to be first: it may look who is there.
+                cwd=Path(__file__).parent,
                 env={**os.environ, "PYTHONPATH": python_path()},
             )
         assert cls.python.stdin is not None
