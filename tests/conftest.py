@@ -169,8 +169,11 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_collection_modifyitems")
-def one_order_in_all_processes(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Undo the order of collecting, before the one of the tests is drawn."""
+def pytest_one_order_in_all_processes(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Undo the order of collecting, before the one of the tests is drawn.
+
+    pytest takes for a hook only what is called so.
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path)
     for item in items:
