@@ -121,7 +121,7 @@ def request_of(value: dict[str, Any]) -> PermissionRequest:
     """The record of a stored request; what is JSON in it is a copy."""
     known = {field.name for field in attrs.fields(PermissionRequest)}
     fields = {name: given for name, given in value.items() if name in known}
-    decision = value["decision"]
+    decision = copied_json(value["decision"])
     return PermissionRequest(
         **{
             **fields,

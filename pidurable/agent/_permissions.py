@@ -70,6 +70,7 @@ from pidurable.errors import (
 )
 from pidurable.records import _json
 from pidurable.records._checks import check_name, check_text, is_id
+from pidurable.records._readonly import copied_json
 from pidurable.session import _documents
 from pidurable.session._documents import Address
 from pidurable.session._participants import Participant
@@ -213,7 +214,8 @@ class Permissions(Participant):
         elif isinstance(decision, Happened):
             self._check_result(value, decision)
         state: RequestState = "granted" if isinstance(decision, GRANTING) else "denied"
-        said = encode_decision(decision)
+        # Copied: the document keeps what it is given, and a result may hold JSON of the host's.
+        said = copied_json(encode_decision(decision))
         leave_open(tx, address, state, others=self._maybe_open(), decision=said, by=by)
         return request_of(tx.doc_value(address))
 

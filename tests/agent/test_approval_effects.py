@@ -85,6 +85,29 @@ async def test_a_person_says_what_the_result_was(autojump_clock: MockClock, resu
     assert world.ledger == ["act ship"]
 
 
+async def test_what_a_person_has_said_is_not_changed_afterwards(autojump_clock: MockClock) -> None:
+    """JSON in the given result is a copy, and so is that in the request which is handed out."""
+    world = await parked()
+    given = {"n": [1]}
+    async with world.open() as harness:
+        harness.start()
+        await rest()
+        request = the_open(harness)
+        said = await harness.decide(request.id, Happened(ToolResult("sent", details=given)))
+        given["n"].append(2)
+        assert isinstance(said.decision, Happened)
+        said.decision.as_result().details["n"].append(3)
+        await ask(harness, "go")
+        again = await harness.permission(request.id)
+        (entry,) = [
+            each for each in await (await harness.root()).history() if each.kind == "pi.tool_result"
+        ]
+        await verify(world, harness)
+
+    assert entry.data["details"] == {"n": [1]}
+    assert again.decision == Happened(ToolResult("sent", details={"n": [1]}))
+
+
 async def test_what_a_person_says_is_checked_like_a_result(autojump_clock: MockClock) -> None:
     """A structured result that does not fit is refused, and the request stays open."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
