@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from worlds import ROOT, Actor, Other, World, done, forever, parent_of
+from worlds import ROOT, Actor, Next, Other, Start, World, done, forever, parent_of
 
 from pidurable.testing import Fault
 
@@ -106,6 +106,7 @@ async def test_a_tree_never_starves_itself(limit: Any) -> None:
         await world.quiet()
         assert not rt.scheduler._held_slots
         assert not +rt.scheduler._slots
+        assert rt.scheduler._promised.taken == 0
     assert most == 1
 
 
@@ -153,6 +154,49 @@ async def test_a_slot_that_was_planned_and_not_used_serves_the_next() -> None:
         assert (await world.end(second)).status == "completed"
         assert (await world.end(first)).status == "aborted"
     assert "first start" not in world.log
+
+
+async def test_a_slot_that_was_planned_and_is_not_needed_any_more_serves_the_next() -> None:
+    """Work that comes to be below a task while it is being reserved has its slot serve others."""
+    world, over = World(limits={"test.actor": 1}), trio.Event()
+    world.scripts.update(other=done, below=done)
+
+    async def waits(at: Any, ctx: Any) -> None:
+        if isinstance(at, Start):
+            async with ctx.commit() as tx:
+                tx.create_conversation(key="its own")
+                tx.wait(then=Next(1), signals=True)
+        else:
+            await trio.sleep_forever()
+
+    async def first(at: Any, ctx: Any) -> None:
+        await over.wait()
+        await ctx.complete("")
+
+    async with world.open() as rt, trio.open_nursery() as nursery:
+        top = await world.create("top", waits)
+        await world.quiet()
+        (own,) = rt.session.storage.conversations_by_owner(top)
+        await world.create("first", first)
+        await world.quiet()
+        await world.signal(top)
+        await world.quiet()
+        await world.create("other")
+        await world.quiet()
+        # The end of the first passes; the next batch, which reserves, stays in the storage.
+        world.storage.add(Fault.call(world.blocking.hold, "apply", after=True))
+        over.set()
+        await world.quiet()
+        nursery.start_soon(
+            rt.commit, lambda tx: tx.create_task(Actor, "below", conversation=own.id)
+        )
+        await world.quiet()
+        world.blocking.release()
+        await world.quiet()
+
+        assert world.log[2:] == ["top next 1", "other start", "below start"]
+        assert rt.scheduler._promised.taken == 0
+        await world.abort(top)
 
 
 async def test_one_fan_out_does_not_starve_its_neighbours() -> None:
