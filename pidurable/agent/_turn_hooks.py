@@ -24,6 +24,7 @@ from pidurable.agent._models import RequestMessage
 from pidurable.agent._strict import StrictRequestError, check_request
 from pidurable.errors import InvalidArgumentError, NotJsonError, show
 from pidurable.records import _codec, _json
+from pidurable.records._entries import own_message
 from pidurable.records._messages import (
     AssistantMessage,
     SystemMessage,
@@ -91,11 +92,19 @@ def _refusal(request: ModelRequest) -> str | None:
     return None
 
 
+def _own(answer: AssistantMessage) -> AssistantMessage:
+    """An answer for hooks: what they do to it by hand must not be what is stored, and run."""
+    own = own_message(answer)
+    assert isinstance(own, AssistantMessage)
+    return own
+
+
 async def observers_of_answer(ctx: GenerationContext, answer: AssistantMessage) -> list[Observed]:
     """Tell the `after_response` hooks of an answer that is about to be stored."""
     if not ctx.handlers("after_response"):
         return []
-    return await ask_observers(ctx, "after_response", AfterResponse(**_who(ctx), answer=answer))
+    asked = AfterResponse(**_who(ctx), answer=_own(answer))
+    return await ask_observers(ctx, "after_response", asked)
 
 
 async def observers_of_round(
@@ -128,7 +137,7 @@ async def continuation(ctx: GenerationContext, answer: AssistantMessage) -> Sequ
     """What the `on_yield` hooks go on with after an answer without calls; None: the run ends."""
     if not ctx.handlers("on_yield"):
         return None
-    said = await ask_on_yield(ctx, OnYield(**_who(ctx), answer=answer))
+    said = await ask_on_yield(ctx, OnYield(**_who(ctx), answer=_own(answer)))
     if said is None:
         return None
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -31,7 +33,7 @@ from pidurable.agent._hooks import (
     OnYield,
     Stop,
 )
-from pidurable.agent._models import RequestMessage
+from pidurable.agent._models import Done, ModelRequest, RequestMessage, StreamEvent
 from pidurable.agent._script import Step
 from pidurable.agent._services import AgentChange
 from pidurable.harness._open import Harness
@@ -265,6 +267,47 @@ async def test_a_request_that_is_sent_again_after_a_kill_asks_the_hooks_again(
 
 
 # --- observers ----------------------------------------------------------------------------------
+
+
+async def test_a_hook_that_changes_an_answer_by_hand_changes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """What a hook gets is a copy: what is stored, and runs, is what the model said."""
+
+    def change(asked: AfterResponse | OnYield) -> None:
+        for block in asked.answer.blocks:
+            block.opaque["kept"] = False
+        for call in asked.answer.tool_calls:
+            call.arguments["what"] = "changed"
+
+    world = hooked(World(calls("safe", what="a"), "ok"), after_response=change, on_yield=change)
+    stream = world.model.stream
+
+    @asynccontextmanager
+    async def with_opaque(request: ModelRequest) -> AsyncIterator[AsyncIterator[StreamEvent]]:
+        async def events(given: AsyncIterator[StreamEvent]) -> AsyncIterator[StreamEvent]:
+            async for event in given:
+                if isinstance(event, Done):
+                    said = event.message
+                    blocks = [attrs.evolve(each, opaque={"kept": True}) for each in said.blocks]
+                    yield Done(attrs.evolve(said, blocks=tuple(blocks)))
+                else:
+                    yield event
+
+        async with stream(request) as given:
+            yield events(given)
+
+    world.model.stream = with_opaque  # type: ignore[method-assign]
+    async with world.open() as harness:
+        await ask(harness, "go")
+        root = await harness.root()
+        first, last = messages(await root.history(), AssistantMessage)
+        (result,) = messages(await root.history(), ToolResultMessage)
+        await verify(world, harness)
+
+    assert first.tool_calls[0].arguments == {"what": "a"}
+    assert text_of(result) == "saw a"
+    assert [block.opaque for each in (first, last) for block in each.blocks] == [{"kept": True}] * 2
 
 
 async def test_observers_stage_in_the_commit_that_decides(autojump_clock: MockClock) -> None:
