@@ -288,11 +288,14 @@ def is_plain(value: object, size_max: int = _ANY_SIZE, *, tuples: bool = True) -
         return True
     else:
         value, depth = (value,), VALUE_DEPTH_MAX
-    if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE), kinds) >= 0:
-        return True
-    if size_max <= _FIRST_LOOK_SIZE or _expanded_size(value, 0, {}) > size_max:
-        return False
-    return _left_after(value, depth, size_max, kinds) >= 0
+    try:
+        if _left_after(value, depth, min(size_max, _FIRST_LOOK_SIZE), kinds) >= 0:
+            return True
+        if size_max <= _FIRST_LOOK_SIZE or _expanded_size(value, 0, {}) > size_max:
+            return False
+        return _left_after(value, depth, size_max, kinds) >= 0
+    except RecursionError:
+        return False  # the second look says why: the call stack of the caller is almost full
 
 
 _FIRST_LOOK_SIZE = 1 << 18

@@ -297,9 +297,12 @@ def as_read(messages: Sequence[Message], size_max: int) -> tuple[Message, ...] |
                 own.append(block.opaque)
     if size > size_max:
         return None
-    if own:
+    if not own:
+        return tuple(messages)
+    try:
         return own_messages(tuple(messages)) if is_plain(own, size_max) else None
-    return tuple(messages)
+    except RecursionError:
+        return None  # the call stack is almost full: to read it again takes none of it
 
 
 def _is_exact_answer(message: AssistantMessage) -> bool:

@@ -20,6 +20,7 @@ from pidurable.records._ids import TaskId
 from pidurable.records._json import (
     check_json,
     dumps,
+    is_plain,
     join_path,
     loads,
     loads_canonical,
@@ -192,9 +193,10 @@ def test_a_call_stack_that_is_almost_full_gives_a_plain_error() -> None:
     frame, used = sys._getframe(), 0
     while frame.f_back is not None:
         frame, used = frame.f_back, used + 1
-    for function in (dumps, check_json):
+    for function in (dumps, check_json, lambda value: dumps([value, value], checked=True)):
         with pytest.raises(NotJsonError, match="call stack"):
             down(sys.getrecursionlimit() - used - 60, function)
+    assert not down(sys.getrecursionlimit() - used - 60, is_plain)
 
 
 @given(VALUES)

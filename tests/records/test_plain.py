@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, get_args
 
 import attrs
@@ -205,6 +206,24 @@ def test_what_is_kept_of_messages_shares_no_container_with_their_writer() -> Non
             at_us=1,
         ),
     )
+
+
+@pytest.mark.parametrize("spare", [60, 200, 320])
+def test_where_the_call_stack_is_almost_full_messages_are_read_again(spare: int) -> None:
+    """With so many levels left, JSON of 150 in a message is not walked or copied, or it is."""
+    arguments: Any = 1
+    for _ in range(150):
+        arguments = [arguments]
+    said = (UserMessage(blocks=(ToolCallBlock(name="x", arguments=arguments),), at_us=1),)
+    frame, used = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame, used = frame.f_back, used + 1
+
+    def down(levels: int) -> Any:
+        return codec.as_read(said, MIB) if levels == 0 else down(levels - 1)
+
+    assert down(sys.getrecursionlimit() - used - spare) in (None, said)
+    assert codec.as_read(said, MIB) == said
 
 
 @given(st.recursive(st.none() | st.integers(-9, 9) | st.text(), st.lists))
