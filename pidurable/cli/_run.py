@@ -367,7 +367,7 @@ async def _see_through(
     if end.code is None:
         return await report(host, options, end.settled, entries, single=not resumed)
     stands, session = None, harness.session
-    if end.handed is not None:
+    if host.events and end.handed is not None:
         # Not by its handle, which tells nobody how it stands once the harness was drained.
         records = [session.submission(each.id) for each in end.handed]
         stands = [settled_of(each, session.storage, session.codec) for each in records if each]

@@ -18,6 +18,7 @@ from pidurable.cli._options import Sources, resolve_options
 from pidurable.cli._plan import Plan, PlanItem
 from pidurable.cli._run import NOTICE
 from pidurable.cli._signals import Interrupts
+from pidurable.errors import StorageAccessError
 from pidurable.session._seams import Failpoints
 
 
@@ -183,6 +184,21 @@ def test_the_last_event_tells_how_it_stands_when_a_person_has_left(
     }
     assert usage["requests"] == 1
     assert (resumed.code, resumed.out) == (0, "It is done.\n")
+
+
+def test_who_reads_no_events_is_not_kept_by_a_store_that_cannot_be_read(
+    command, script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C nothing is read that nobody is told: the exit code says that a person left."""
+
+    def cannot_be_read(*args: object) -> None:
+        raise StorageAccessError("s.db", "on purpose")
+
+    monkeypatch.setattr(_run, "settled_of", cannot_be_read)
+    argv = ("run", "do it", "--script", str(script))
+    found = command(*argv, failpoints=PressAt("CP2", monkeypatch))
+
+    assert found.code == 130
 
 
 def test_the_next_prompt_goes_on_in_the_same_conversation(command, script, tmp_path) -> None:
