@@ -7,6 +7,7 @@ another process looks at. Under a virtual clock that nobody shares it is shown o
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import trio
@@ -136,13 +137,8 @@ class Services:
         if trio.current_time() < self._stuck_until:
             return pages
         session = self._session
-        # It takes the write lock, so it stands in line with the batches in the writer's thread,
-        # and none is written in the loop meanwhile: that would stop the loop, not just the batch.
-        session.writer.inline_pauses += 1
-        try:
-            pages = await session.worker.run(lambda: session.storage.checkpoint(truncate=True))
-        finally:
-            session.writer.inline_pauses -= 1
+        emptied = functools.partial(session.storage.checkpoint, truncate=True)
+        pages = await session.writer.run_locking(emptied)
         stuck = pages > _WAL_PAGES_MAX
         self._stuck_until = trio.current_time() + _STUCK_SECONDS if stuck else float("-inf")
         return pages

@@ -15,7 +15,8 @@ not for this module to judge.
 from __future__ import annotations
 
 import functools
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, TypeVar, final
 
 import trio
 
@@ -29,6 +30,8 @@ from pidurable.session._batch import Draft, OpenBatch
 from pidurable.session._blobs import are_short
 from pidurable.session._seams import Failpoints, ThreadWorker, Worker, real_seconds
 from pidurable.storage import Batch, Op, Storage
+
+T = TypeVar("T")
 
 _INLINE_WRITES_MAX = 64
 """Rows of a batch that is still small enough to be written in the loop."""
@@ -94,8 +97,8 @@ class BatchWriter:
             inline: Store everything in the loop (for a storage in memory).
             power: Commits survive a loss of power; else nothing is ever flushed.
         """
-        self.inline_pauses = 0
-        """While positive, no batch is written in the loop: a checkpoint has the write lock."""
+        self._locked = 0
+        """Calls in the thread that have the write lock, or wait for their turn there."""
         self._storage = storage
         self._worker = worker
         self._settings = settings
@@ -144,6 +147,18 @@ class BatchWriter:
             return poison  # noqa: ASYNC104 - told as a poison
         return None
 
+    async def run_locking(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run in the thread what has the write lock for long; not cancellable.
+
+        It stands in line with the batches there, and none is written in the loop meanwhile: that
+        would stop the loop, and not just the batch.
+        """
+        self._locked += 1
+        try:
+            return await self._worker.run(fn, *args)
+        finally:
+            self._locked -= 1
+
     async def _apply(self, stored: Batch, batch: OpenBatch) -> None:
         """Send a batch, again and again while the storage refuses it for certain.
 
@@ -163,7 +178,7 @@ class BatchWriter:
                 small = len(batch.members) == 1 and self._pace.is_quick
         while True:
             try:
-                if self._inline or (small and not self.inline_pauses):
+                if self._inline or (small and not self._locked):
                     apply(stored)
                 else:
                     await self._worker.run(apply, stored)

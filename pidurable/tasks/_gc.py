@@ -381,7 +381,7 @@ class Collector:
         left = await session.worker.run(session.storage.reclaim, 0)
         while left:
             started, pages = trio.current_time(), self._pages.size
-            now = await session.worker.run(session.storage.reclaim, pages)
+            now = await session.writer.run_locking(session.storage.reclaim, pages)
             await self._rest(self._pages, pages, trio.current_time() - started)
             if now >= left:
                 # A store that cannot give any back, or others use them faster.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from session_support import append_note, new_conversation, open_test_session
+from trio.testing import wait_all_tasks_blocked
 
 from pidurable.errors import StorageRefusedError
 from pidurable.session import _writer
@@ -165,17 +166,23 @@ async def test_a_commit_with_much_to_write_goes_to_the_thread(disk: Disk, what: 
     assert found == [False, True]
 
 
-async def test_beside_a_checkpoint_of_the_whole_log_nothing_is_written_in_the_loop(
+async def test_beside_a_call_that_has_the_write_lock_nothing_is_written_in_the_loop(
     disk: Disk,
 ) -> None:
-    """It has the write lock, for as long as it takes."""
+    """The batch stands in line behind it in the thread, and the loop goes on."""
+    release = threading.Event()
     async with opened(disk) as (session, _, conversation):
-        session.writer.inline_pauses += 1
-        await commit(session, conversation)
-        session.writer.inline_pauses -= 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.writer.run_locking, release.wait)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(commit, session, conversation)
+            await wait_all_tasks_blocked()
+            before = list(disk.in_loop)
+            release.set()
         await commit(session, conversation)
         found = disk.in_loop[:2]
 
+    assert before == []
     assert found == [False, True]
 
 
