@@ -4,9 +4,10 @@ A small batch that needs no flush is written in the loop, because the way to the
 back costs several times as much as the write. A flushed batch goes to the thread, so that the loop
 never waits for the disk. The one exception is the commit of somebody who is alone, on a disk that
 has been quick for a while: there the way costs more than the flush, and whoever else runs is held
-up less by the flush than by most steps of a task. How quick the disk is shows with every flush, in
-the loop and in the thread; a slow one sends the next ones back to the thread, the more the slower
-it was, so that waiting for a disk that hesitates takes at most a tenth of the loop.
+up less by the flush than by most steps of a task. How quick the disk is shows with every such
+commit, in the loop and in the thread; a slow one sends the next ones back to the thread, the more
+the slower it was, so that waiting for a disk that hesitates takes at most a tenth of the loop. How
+long a batch of several takes tells nothing: the thread also waits for the loop, which goes on.
 
 A refusal is certain that nothing was stored, so the same batch is sent again; any other error is
 not for this module to judge.
@@ -37,7 +38,7 @@ _INLINE_WRITES_MAX = 64
 """Rows of a batch that is still small enough to be written in the loop."""
 
 QUICK_FLUSH_SECONDS = 0.001
-"""A flush of a small batch that takes no longer may be waited for in the loop."""
+"""A flush of a lone commit that takes no longer may be waited for in the loop."""
 
 QUICK_FLUSHES = 32
 """Flushes in a row that have to be quick before the loop waits for one. A slow one asks for as many
@@ -64,7 +65,7 @@ class FlushPace:
         return self._needed == 0
 
     def took(self, seconds: float) -> None:
-        """Count a flush of a small batch, which took this long, wherever it was waited for."""
+        """Count the flush of a lone commit, which took this long, wherever it was waited for."""
         if seconds > QUICK_FLUSH_SECONDS:
             needed = int(seconds / QUICK_FLUSH_SECONDS * QUICK_FLUSHES)
             self._needed = min(max(self._needed, needed), QUICK_FLUSHES_MAX)
@@ -173,9 +174,9 @@ class BatchWriter:
         apply = self._storage.apply
         if small and stored.flush:
             small = False
-            if self._pace is not None and stored.short:
+            if self._pace is not None and stored.short and len(batch.members) == 1:
                 apply = functools.partial(self._apply_measured, self._pace)
-                small = len(batch.members) == 1 and self._pace.is_quick
+                small = self._pace.is_quick
         while True:
             try:
                 if self._inline or (small and not self._locked):

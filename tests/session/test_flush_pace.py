@@ -138,12 +138,18 @@ async def test_a_slow_flush_sends_the_next_ones_to_the_thread(disk: Disk) -> Non
 
 
 async def test_what_several_share_goes_to_the_thread(disk: Disk) -> None:
-    """A batch of more than one commit: the loop has others to run meanwhile."""
-    async with opened(disk) as (session, _, conversation), trio.open_nursery() as nursery:
-        for _ in range(3):
-            nursery.start_soon(commit, session, conversation)
+    """The loop has others to run meanwhile, and how long it takes there says nothing of the disk:
+    the thread waits for the loop too."""
+    async with opened(disk) as (session, _, conversation):
+        disk.takes = 0.5
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(commit, session, conversation)
+        disk.takes = 0.2 * MS
+        await commit(session, conversation)
+        found = disk.in_loop[:2]
 
-    assert disk.in_loop[0] is False
+    assert found == [False, True]
 
 
 @pytest.mark.parametrize("what", ["text", "blob", "many"])
