@@ -118,7 +118,7 @@ class Services:
                     # What came meanwhile, between two batches, which takes a millisecond: only a
                     # log that was moved whole is begun again from its start. One that grows costs
                     # each flush about 0.2 ms more (ext4), for the new size of the file.
-                    pages = await session.worker.run(session.storage.checkpoint)
+                    pages = await session.writer.run_syncing(session.storage.checkpoint)
                     if pages > _WAL_PAGES_MAX and session.line.poison is None:
                         pages = await self._checkpoint_whole(pages)
                     await self._report_log(pages * _WAL_PAGE_BYTES)

@@ -100,6 +100,8 @@ class BatchWriter:
         """
         self._locked = 0
         """Calls in the thread that have the write lock, or wait for their turn there."""
+        self._syncing = 0
+        """Calls there that flush files of the store: another flush would wait for theirs."""
         self._storage = storage
         self._worker = worker
         self._settings = settings
@@ -160,6 +162,17 @@ class BatchWriter:
         finally:
             self._locked -= 1
 
+    async def run_syncing(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run in the thread what flushes much; not cancellable. Nothing else is flushed meanwhile.
+
+        In the loop a flush would wait for the disk beside it, and tell nothing of how quick it is.
+        """
+        self._syncing += 1
+        try:
+            return await self._worker.run(fn, *args)
+        finally:
+            self._syncing -= 1
+
     async def _apply(self, stored: Batch, batch: OpenBatch) -> None:
         """Send a batch, again and again while the storage refuses it for certain.
 
@@ -176,7 +189,7 @@ class BatchWriter:
             small = False
             if self._pace is not None and stored.short and len(batch.members) == 1:
                 apply = functools.partial(self._apply_measured, self._pace)
-                small = self._pace.is_quick
+                small = self._pace.is_quick and not self._syncing
         while True:
             try:
                 if self._inline or (small and not self._locked):

@@ -192,6 +192,26 @@ async def test_beside_a_call_that_has_the_write_lock_nothing_is_written_in_the_l
     assert found == [False, True]
 
 
+async def test_beside_a_checkpoint_nothing_is_flushed_in_the_loop(disk: Disk) -> None:
+    """It flushes what it moves, and a flush beside it would wait for that; what needs no flush is
+    written in the loop all the same."""
+    release = threading.Event()
+    async with opened(disk) as (session, _, conversation):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.writer.run_syncing, release.wait)
+            await wait_all_tasks_blocked()
+            await session.run(session.transaction(flush=False), append_note(conversation, "said"))
+            nursery.start_soon(commit, session, conversation)
+            await wait_all_tasks_blocked()
+            before = list(disk.in_loop)
+            release.set()
+        await commit(session, conversation)
+        found = list(disk.in_loop[:3])
+
+    assert before == [True]
+    assert found == [True, False, True]
+
+
 async def test_a_refusal_in_the_loop_is_tried_again_in_the_thread(disk: Disk) -> None:
     """A lock that somebody else holds keeps the call waiting, which the loop does once."""
     async with opened(disk) as (session, storage, conversation):
